@@ -131,7 +131,7 @@ async def played(name: str, installed: Path, data: Path) -> Trajectory:
         answer=None,
         folder=str(folder),
         outcome=("sh", "-c", f'test "$(cat count.txt)" = "$(seq {LINES})"'),
-        limits={"seconds": 240, "memory_mib": 1 << 17, "processes": 4096, "disk_mib": 4096},  # type: ignore[arg-type]
+        limits={"seconds": 240, "memory_mib": 1 << 17, "processes": 4096, "disk_mib": 4096},  # type: ignore[arg-type]  # made by pydantic
         tool_format="tagged",
     )
     engine = Engine(

@@ -206,8 +206,7 @@ def print_summary(folder: RunFolder) -> None:
     evaluated = [line for line in read_metrics(folder.metrics) if "eval/success" in line]
     console = EscapingConsole(highlight=False, soft_wrap=True, markup=False)
     if evaluated:
-        before = evaluated[0] if evaluated[0]["step"] == 0 else None
-        console.print(_table(before, evaluated[-1]))
+        console.print(_table(evaluated[0] if evaluated[0]["step"] == 0 else None, evaluated[-1]))
     for change in recorded_changes(folder):
         console.print(f"changed     from step {change.first_step} on, {change}")
     path = folder.path

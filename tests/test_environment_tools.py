@@ -108,7 +108,9 @@ def play(question: str, replies: Sequence[str], closed: list[str], **options: An
 def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
     class Plain(Counter):
         def tools(self) -> Sequence[EnvironmentTool]:
-            call: Any = lambda arguments, history: f"at {arguments['by']}"  # noqa: E731
+            def call(arguments: Any, history: object) -> Any:
+                return f"at {arguments['by']}"
+
             return [EnvironmentTool(name="up", description="Counts up.", parameters=NUMBER, call=call)]
 
     replies = iter([call("up", by=1), "one"])

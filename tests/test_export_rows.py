@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import condensation, scored, trajectory, turn
@@ -33,7 +34,7 @@ def credit_of(each: ScoredTrajectory, weights: tuple[float, ...] = (0.25, 0.25, 
     return Credit(trajectory=each.trajectory.id, advantages=(1.0, 2.0, -1.0), weights=weights)
 
 
-def rows(to: System, *, weights: tuple[float, ...] = (0.25, 0.25, 0.5)) -> list[dict[str, object]]:
+def rows(to: System, *, weights: tuple[float, ...] = (0.25, 0.25, 0.5)) -> list[dict[str, Any]]:
     each = condensed()
     return list(exported([each], to, credit={"1/0/0": credit_of(each, weights)}, temperature=0.7))
 
@@ -144,7 +145,7 @@ def test_a_step_that_is_not_there_and_an_unknown_trainer_are_refused(tmp_path: P
     with pytest.raises(ConfigError, match="there is no step 3, the run has 1–2"):
         list(export_rows(run.path, "trl", step=3))
     with pytest.raises(ConfigError, match="found to='trlx', wanted trl, prime-rl, verl, openenv"):
-        list(export_rows(run.path, "trlx"))  # type: ignore[arg-type]
+        list(export_rows(run.path, "trlx"))  # type: ignore[arg-type]  # as a user may write
 
 
 READ = """
@@ -161,11 +162,11 @@ def test_openenv_reads_its_traces() -> None:
     if not OPENENV.exists():
         pytest.skip("`make others` installs openenv")
     (trace,) = rows("openenv")
-    assert [(each["prompt_token_ids"], each["loss_mask"]) for each in trace["turns"]] == [  # type: ignore[attr-defined]
+    assert [(each["prompt_token_ids"], each["loss_mask"]) for each in trace["turns"]] == [
         ([1, 2], [0, 0, 1]),
         ([1, 2, 3, 9], [0, 0, 0, 0, 1, 1]),
         ([7, 8], [0, 0, 1]),
     ]
     read = subprocess.run([OPENENV, "-c", READ], input=json.dumps(trace), capture_output=True, text=True, check=True)
     back, entries = json.loads(read.stdout)
-    assert (back["turns"][2]["metadata"], entries) == (trace["turns"][2]["metadata"], 3)  # type: ignore[index]
+    assert (back["turns"][2]["metadata"], entries) == (trace["turns"][2]["metadata"], 3)

@@ -3,6 +3,7 @@
 import asyncio
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from condensegrpo.assembly.runtime import check_sampler, open_sampler
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RolloutError, SamplerError
 from condensegrpo.core.observer import Silent
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.episodes.sampling import generated
 from condensegrpo.storage.run_folder import RunFolder
@@ -91,20 +93,20 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Gives:
+class Gives(Sampler):
     """A sampler that returns what it is given."""
 
     version = 0
 
-    def __init__(self, given: object) -> None:
+    def __init__(self, given: Any) -> None:
         self._given = given
 
     async def sample(self, prompt_ids: object, params: object) -> Generation:
-        return self._given  # type: ignore[return-value]
+        return self._given
 
 
-def reply(*, ids: object = (5, 6), logprobs: object = (-1.0, -2.0), finish: object = FinishReason.STOP) -> Generation:
-    return Generation(token_ids=ids, logprobs=logprobs, finish=finish)  # type: ignore[arg-type]
+def reply(*, ids: Any = (5, 6), logprobs: Any = (-1.0, -2.0), finish: Any = FinishReason.STOP) -> Generation:
+    return Generation(token_ids=ids, logprobs=logprobs, finish=finish)
 
 
 @pytest.mark.parametrize(
@@ -123,20 +125,20 @@ def reply(*, ids: object = (5, 6), logprobs: object = (-1.0, -2.0), finish: obje
 )
 def test_a_reply_that_is_none_is_the_failure_of_the_sampler(given: object, fault: str) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
-        asyncio.run(generated(Gives(given), (1,), SamplingParams(max_tokens=8)))  # type: ignore[arg-type]
+        asyncio.run(generated(Gives(given), (1,), SamplingParams(max_tokens=8)))
     assert fault in str(raised.value)
 
 
 def test_a_reply_gets_plain_numbers() -> None:
     given = reply(ids=tuple(np.array([5, 6])), logprobs=tuple(np.array([-1, 1e-6], dtype="float32")), finish="stop")
     sampler = Gives(given)
-    plain = asyncio.run(generated(sampler, (1,), SamplingParams(max_tokens=8)))  # type: ignore[arg-type]
+    plain = asyncio.run(generated(sampler, (1,), SamplingParams(max_tokens=8)))
     assert repr(plain) == repr(reply(logprobs=(-1.0, 0.0)))
 
 
 def test_a_text_may_have_more_tokens_than_where_it_was_sampled() -> None:
     text = reply(ids=(5,) * 9, logprobs=(), finish=FinishReason.LENGTH)
-    assert asyncio.run(generated(Gives(text), (1,), SamplingParams(max_tokens=8))) == text  # type: ignore[arg-type]
+    assert asyncio.run(generated(Gives(text), (1,), SamplingParams(max_tokens=8))) == text
 
 
 def test_replies_without_log_probabilities_are_not_trained_on() -> None:

@@ -20,7 +20,7 @@ from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.sampler import Sampler
-from condensegrpo.core.protocols.task import Problem, Task
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.samplers.transformers import TransformersSampler
 
@@ -40,9 +40,9 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
-def shown(task: Task, split: str) -> set[str]:
+def shown(task: Task, split: Split) -> set[str]:
     """The questions and texts of a split."""
-    problems = task.problems(split)  # type: ignore[arg-type]
+    problems = task.problems(split)
     return {text for problem in problems for text in (problem.question, *problem.data["messages"])}
 
 

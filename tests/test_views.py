@@ -1,6 +1,7 @@
 """Views: units add up to the prompt, a condenser is called again if it is over budget, and a question survives."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from talk import Counting, agent, counting, engine, play_all, problem
@@ -13,8 +14,8 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import StopReason, Trajectory
 
 
-def play(condenser: Condenser, environment: type = Counting, **limits: object) -> Trajectory:
-    (one,) = play_all(engine(agent(counting), condenser=condenser, **limits), [problem()], environment)  # type: ignore[arg-type]
+def play(condenser: Condenser, environment: type = Counting, **limits: Any) -> Trajectory:
+    (one,) = play_all(engine(agent(counting), condenser=condenser, **limits), [problem()], environment)
     return one
 
 

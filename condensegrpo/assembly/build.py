@@ -94,7 +94,7 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
     """
     check_values(config)
 
-    def part(name: str, settings: Callable[[RunConfig], object], make: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def part(name: str, settings: Callable[[RunConfig], object], make: Callable[[], Any]) -> Any:  # noqa: ANN401  any part
         """The part of ``base``, if it was made from the same settings, or a new one."""
         same = base is not None and settings(base.config) == settings(config)
         return getattr(base, name) if same else make()

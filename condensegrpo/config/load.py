@@ -162,8 +162,8 @@ def _absolute(value: object, key: KeyPath, file: Path | None) -> object:
     shipped = SHIPPED if text.startswith("studies/") else None  # files of the studies that a package brings
     for folder in (working_directory(), file and file.parent, shipped):
         if folder is not None and exists(folder / path):
-            found = (folder / path).parent.resolve() / path.name  # one file has one path, whatever links lead to it
-            return f"{name}{equals}{found}{colon}{attribute}"
+            # one file has one path, whatever links lead to it
+            return f"{name}{equals}{(folder / path).parent.resolve() / path.name}{colon}{attribute}"
     return value
 
 

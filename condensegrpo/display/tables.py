@@ -77,6 +77,13 @@ def _show_paragraphs(console: Console, drawn: Table, heads: int) -> None:
                 console.print(Text.assemble(f"  {heading:{width}}  ", line), soft_wrap=True)
 
 
+def _sizes(width: int) -> tuple[str, ...]:
+    """Headings of what a trajectory took, as many as a console of this width has room for."""
+    if width < NARROW:
+        return ("ctx", "price")
+    return ("turns", "context", "output", "price") if width >= WIDE else ("turns", "context", "price")
+
+
 def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     """One row for each group; groups that do not train say why.
 
@@ -93,8 +100,7 @@ def group_table(groups: Sequence[Group], chosen: str, width: int) -> Table:
     for heading in ("question", "ground truth")[: 2 * with_texts]:
         table.add_column(heading, overflow="fold")
     narrow = width < NARROW
-    sizes = ("ctx", "price") if narrow else ("turns", "context", *(["output"] if wide else []), "price")
-    for heading in ("n", "correct", "score", *(["advantage"] if credited and not narrow else []), *sizes):
+    for heading in ("n", "correct", "score", *(["advantage"] if credited and not narrow else []), *_sizes(width)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for group in groups:
@@ -131,11 +137,8 @@ def sibling_table(title: str, members: Sequence[IndexedTrajectory], chosen: str,
     narrow = width < NARROW
     table.add_column("id" if narrow else "trajectory", overflow="fold", min_width=6 if narrow else 10)
     table.add_column("", no_wrap=True)
-    shown = ("score", *(one_line(name, 14) for name in names), *(["advantage"] if credited else []))
-    for heading in (
-        *shown,
-        *(("ctx", "price") if narrow else ("turns", "context", *(["output"] if wide else []), "price")),
-    ):
+    shown = (one_line(name, 14) for name in names)
+    for heading in ("score", *shown, *(["advantage"] if credited else []), *_sizes(width)):
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("stop", "answer")[: 1 + wide]:
         table.add_column(heading, overflow="fold")

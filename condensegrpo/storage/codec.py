@@ -74,13 +74,13 @@ def _decoder(kind: Any) -> Callable[[Any], object]:  # noqa: ANN401  a type or a
     if is_dataclass(kind):
         made, hints = cast(type, kind), get_type_hints(kind)
         of_field = {name: _decoder(hints[name]) for name in _fields(cast(Any, kind))[0]}
-        needed = [name for name in of_field if NoneType not in get_args(hints[name])]
+        optional = {name for name in of_field if NoneType in get_args(hints[name])}
 
-        def built(value: Any) -> object:  # noqa: ANN401
+        def built(value: Any) -> object:  # noqa: ANN401  the dataclass, or its fields
             if isinstance(value, made):
                 return value
-            if empty := next((name for name in needed if value.get(name, made) is None), None):
-                raise ValueError(f"{empty} has no value")
+            if empty := [name for name, each in value.items() if each is None and name not in optional]:
+                raise ValueError(f"{empty[0]} has no value")
             return made(**{name: of_field[name](each) for name, each in value.items()})
 
         return built

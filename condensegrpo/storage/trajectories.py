@@ -461,13 +461,13 @@ def _unpacked(table: "pyarrow.Table") -> Iterator[Row]:
 
 
 @contextmanager
-def unedited(path: Path, id: object) -> Iterator[None]:  # noqa: A002  as the column
+def unedited(path: Path, trajectory: object) -> Iterator[None]:
     """A block that decodes a trajectory of a file: values that were not written so become a ``TrajectoryFileError``."""
     try:
         yield
     except (ValueError, IndexError, TypeError, OverflowError) as error:
         raise TrajectoryFileError(
-            f"reading {path}, trajectory {id}: {error}. The file was edited; sample the step again."
+            f"reading {path}, trajectory {trajectory}: {error}. The file was edited; sample the step again."
         ) from error
 
 

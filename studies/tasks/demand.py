@@ -52,9 +52,7 @@ class HiddenDemand(Task):
     """The task ``demand``. Whether a problem is for training or evaluation does not depend on any option."""
 
     demand: Annotated[int, Ge(0)] = 0  # seed of the ranks of the kinds
-    moved: Annotated[int, Ge(0), Lt(len(KINDS))] = (
-        0  # ranks that the kinds go up: after 3 the most asked were rare before
-    )
+    moved: Annotated[int, Ge(0), Lt(len(KINDS))] = 0  # ranks that the kinds go up; 3: those most asked were rare
     keeps: Literal["random", "newest", "asked"] = "random"  # the three facts of the expert's notes
     train_problems: Annotated[int, Ge(1)] = 100_000  # length of the virtual sequence
     eval_problems: Annotated[int, Ge(1)] = 256  # all different

@@ -433,7 +433,7 @@ def _phases(report: Callable[[str], object]) -> Iterator[None]:
 
     configure_logging_if_needed(LoggingConfig())  # which the engine does otherwise, and removes the handler
     logger, handler = logging.getLogger("vllm"), logging.Handler()
-    handler.emit = begins  # type: ignore[method-assign]
+    handler.emit = begins  # type: ignore[method-assign]  # a class would only hold this function
     level, shown = logger.level, [(each, each.level) for each in logger.handlers]
     for each, own in shown:
         each.setLevel(max(own, level))
