@@ -112,14 +112,14 @@ def match_row(record: IndexedTrajectory, note: str = "") -> Text:
 
 
 def sibling_row(record: IndexedTrajectory) -> Text:
-    """One line: sample, verdict, score, advantage, answer or stop, turns, largest context and price."""
+    """One line: sample, verdict, score, advantage, answer or stop, largest context, price and turns."""
     figures = record.figures
     text = Text.assemble(f"{figures.sample:>2} ", verdict_text(figures)[:1], f" {figures.total:.3f} ")
     if record.advantages is not None:
         text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
     text.append(one_line(figures.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
     return text.append(
-        f"  {plural(figures.turns, 'turn')} {figures.context_tokens} ctx price {figures.price:.0f}", theme.DIM
+        f" {figures.context_tokens} ctx price {figures.price:.0f} {plural(figures.turns, 'turn')}", theme.DIM
     )
 
 
