@@ -17,6 +17,7 @@ import typer
 from rich.rule import Rule
 from rich.table import Table
 
+from condensegrpo.assembly.policy import in_use, model_of, run_of_policy
 from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_and_overrides, program
 from condensegrpo.config.load import named_config
 from condensegrpo.config.schema import RunConfig
@@ -31,7 +32,6 @@ from condensegrpo.display.console import loading
 from condensegrpo.display.tables import show_folding, table
 from condensegrpo.display.theme import neutral
 from condensegrpo.evaluation.figures import Comparison, ContenderFigures
-from condensegrpo.evaluation.policy import in_use, model_of, run_of_policy
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun
 from condensegrpo.storage.files import write_atomically

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from condensegrpo.assembly.policy import run_of_policy
 from condensegrpo.cli.options import AsJson, check_plot, program, run_folders
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
@@ -18,7 +19,6 @@ from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.tables import show_fitting, table
 from condensegrpo.display.theme import one_line
-from condensegrpo.evaluation.policy import run_of_policy
 from condensegrpo.reporting.runs import RunComparison, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.hub import files_of, upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from condensegrpo.assembly.policy import in_use
 from condensegrpo.cli.evaluate import parsed_condensers
 from condensegrpo.cli.options import AnyConfig, Overrides, base_url, program, shown
 from condensegrpo.cli.process import handle_first
@@ -25,7 +26,6 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.core.wording import plural
 from condensegrpo.display.console import quiet_libraries
-from condensegrpo.evaluation.policy import in_use
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.media import MediaFolder

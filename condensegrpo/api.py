@@ -88,7 +88,7 @@ class Run:
         Raises:
             RunError: there is none yet.
         """
-        from condensegrpo.evaluation.policy import model_of
+        from condensegrpo.assembly.policy import model_of
 
         return model_of(str(self.path))
 
@@ -294,8 +294,8 @@ def evaluate(
         TooManyFailed: more than ``train.max_failed`` of the trajectories failed.
         RunError: the folder cannot be written.
     """
+    from condensegrpo.assembly.policy import run_of_policy
     from condensegrpo.evaluation.evaluate import evaluate_policy
-    from condensegrpo.evaluation.policy import run_of_policy
     from condensegrpo.learner.launchers import check_alone
 
     check_alone(os.environ)
@@ -337,8 +337,8 @@ def _model(
     config: "RunConfig | os.PathLike[str] | str", settings: "RunConfig", model: str | os.PathLike[str] | None
 ) -> str:
     """The model folder or Hub id of the argument, or else that of the run or of the configuration."""
+    from condensegrpo.assembly.policy import model_of, run_of_policy
     from condensegrpo.config.schema import RunConfig
-    from condensegrpo.evaluation.policy import model_of, run_of_policy
 
     if model is not None:
         return model_of(os.fspath(model))

@@ -54,7 +54,7 @@ NOT_ASSEMBLED = {  # read from the configuration itself where they are used: the
     "evaluate": "evaluations",
     "rollout.staleness": "the prefetcher",
     "rollout.workers": "the players",
-    "rollout.condense.writer": "the players, with a copy of the initial policy",
+    "rollout.condense.writer": "the players, with a copy of the initial policy or another model",
     "algorithm.advantage.sources": "the credit step",
     "algorithm.advantage.whiten": "the credit step",
     "algorithm.aggregation": "the credit step",

@@ -209,12 +209,12 @@ def test_a_sampler_elsewhere_takes_nothing_here_and_is_noted() -> None:
     assert any("scripted" in note for note in found.notes)
 
 
-def test_the_initial_policy_that_writes_is_a_copy_with_keys_and_values_beside_any_sampler() -> None:
+def test_another_writer_is_a_model_with_keys_and_values_beside_any_sampler() -> None:
     # 2 layers and one while it grows, keys and values of 16 in fp32: 384 bytes a token; 40 tokens of 7 that evaluate
     for name in ("transformers", "scripted"):
         sampler = f"sampler.name={name}"
         alone, found = planned(sampler), planned(sampler, "rollout.condense.writer=initial")
-        assert part(found, "sampling", "initial policy") == 4 * 6832 + 384 * 7 * 40
+        assert part(found, "sampling", "other writers") == 4 * 6832 + 384 * 7 * 40
         assert found.total("learning") - alone.total("learning") == 4 * 6832
 
 

@@ -8,12 +8,14 @@ import pytest
 from builders import add_trajectory, scored, trajectory, turn
 
 from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.studies.lab.__main__ import main
+from condensegrpo.studies.lab.cross_play import cell, cross_play, cross_play_table, effect
 from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
-from condensegrpo.studies.lab.results import _outcome, markdown
-from condensegrpo.studies.lab.study import Prediction
+from condensegrpo.studies.lab.results import _outcome, markdown, play_study
+from condensegrpo.studies.lab.study import LabStudy, Prediction
 
 ROOT = Path(__file__).parent.parent
 
@@ -163,3 +165,51 @@ def test_a_study_is_checked_before_its_runs(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit, match="2"):
         main(["check", str(tmp_path / "wrong.yaml")])
     assert "eficient" in capsys.readouterr().err
+
+
+CELLS = {  # seed → cells; problems a and b
+    10: {
+        cell("initial", "initial"): {"a": 0, "b": 0.5},
+        cell("initial", "trained"): {"a": 0, "b": 1},
+        cell("trained", "initial"): {"a": 1, "b": 0.5},
+        cell("trained", "trained"): {"a": 1, "b": 1},
+    },
+    11: {
+        cell("initial", "initial"): {"b": 0, "a": 0},
+        cell("initial", "trained"): {"b": 0, "a": 0},
+        cell("trained", "initial"): {"b": 0, "a": 0},
+        cell("trained", "trained"): {"b": 1, "a": 1},
+    },
+}
+
+
+def test_the_writer_and_the_reader_effect_are_means_over_the_other_s_two_policies() -> None:
+    """Seed 10: the writer brings 1 on a and 0 on b whoever reads, the reader 0 and 0.5; seed 11: both halves of 1."""
+    assert effect("writer_effect", CELLS).value_SP.tolist() == [[1, 0], [0.5, 0.5]]
+    assert effect("reader_effect", CELLS).value_SP.tolist() == [[0, 0.5], [0.5, 0.5]]
+    found = cross_play("grpo", "held-out", CELLS)
+    assert found.by_seed == {
+        "writer_effect": {"10": 0.5, "11": 0.5},
+        "reader_effect": {"10": 0.25, "11": 0.5},
+    }
+    assert found.effects["reader_effect"].mean == 0.375
+    assert found.cells[cell("initial", "trained")] == {"10": 0.5, "11": 0}
+    table = cross_play_table(found)
+    assert "| writer trained | 0.375 | 1.000 |" in table
+    assert "| reader effect | +0.375 [" in table
+    assert table.endswith("| +0.250, +0.500 |")
+
+
+def test_a_prediction_of_cross_play_names_the_arms_and_evaluations_that_are_played(tmp_path: Path) -> None:
+    claim = {"claim": "c", "arm": "a", "minus": "b", "figure": "writer_effect", "above": 0.1}
+    arms = {"a": [], "b": ["train.steps=2"]}
+    tree = {"name": "s", "config": str(find_config("quickstart")), "seeds": [1], "arms": arms}
+    study = LabStudy.model_validate({**tree, "predictions": [claim]})
+    assert study.predictions[0].sides == (("a", "held-out"), ("b", "held-out"))
+    assert [*play_study(study, tmp_path, None, "held-out")] == [
+        f"{arm}-seed1: not finished, not played" for arm in ("a", "b")
+    ]
+    with pytest.raises(ConfigError, match=r"no prediction has one of its figures. Give --arm: a, b"):
+        [*play_study(LabStudy.model_validate(tree), tmp_path, None, "held-out")]
+    with pytest.raises(ConfigError, match=r"there is no arm 'c'. Give --arm: a, b"):
+        [*play_study(study, tmp_path, "c", "held-out")]

@@ -291,9 +291,6 @@ class Hasty(Ledger):
     def problems(self):
         return ()
 
-class Earlier(Other):
-    def update_weights(self, named_tensors, version): ...
-
 class Empty(Condenser):
     async def condense(self, history, budget):
         return None
@@ -317,7 +314,6 @@ class Episode:
         ("condenser={name: 'F:Other'}", "Other is no Condenser (PATH:4)"),
         ("task={name: 'F:Other', options: {}}", "Other has no environment (PATH:4)"),
         ("sampler={name: 'F:Other'}", "it has no update and no close (PATH:4)"),
-        ("sampler={name: 'F:Earlier'}", "its method update_weights is called update (PATH:15)"),
     ],
 )
 def test_a_plug_in_without_the_methods_of_one_is_refused(section: str, fault: str, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ Play = Callable[..., tuple[ScoredTrajectory, ...]]
 @pytest.fixture(scope="module")
 def players(config: RunConfig, model: Path) -> Iterator[RolloutPlayers]:
     """The players of one sampler, whose workers are started once."""
-    with closing(open_sampler(config, str(model))) as sampler, RolloutPlayers(sampler, str(model)) as players:
+    with closing(open_sampler(config, str(model))) as sampler, closing(RolloutPlayers(sampler, str(model))) as players:
         yield players
 
 
@@ -174,7 +174,10 @@ def test_workers_sample_from_the_servers_under_the_weights_of_their_batch(
             ],
         )
         build(varied)
-        with closing(open_sampler(varied, str(model))) as sampler, RolloutPlayers(sampler, str(model)) as players:
+        with (
+            closing(open_sampler(varied, str(model))) as sampler,
+            closing(RolloutPlayers(sampler, str(model))) as players,
+        ):
             player = players.player(build_components(varied), temperature=1.0)
             before = play(player, "a", "b", "c", "d")
             sampler.update(AutoModelForCausalLM.from_pretrained(model).state_dict().items(), 4)

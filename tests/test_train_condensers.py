@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 import torch
 from conformance import NEVER_CUTS, OPTIONS
+from talk import save_model
 from typer.testing import CliRunner
 
 from condensegrpo import api
 from condensegrpo.algorithms import segments
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.preflight import check_settings
-from condensegrpo.assembly.runtime import open_writer, renderer_for
+from condensegrpo.assembly.runtime import open_writers, renderer_for
 from condensegrpo.attention.scorer import AttentionScorer
 from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config, vary
+from condensegrpo.config.resumed import allowed_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core import plugins
 from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
@@ -38,6 +40,8 @@ from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
+from condensegrpo.studies.lab import cross_play
+from condensegrpo.studies.lab.cross_play import POLICIES
 from condensegrpo.training.train import run_training
 
 SMALL = (
@@ -207,11 +211,18 @@ def test_the_share_of_the_weight_on_summaries_can_be_set_and_is_logged(
     assert math.isclose(line["weight/summaries"], 0.5, rel_tol=1e-6)
 
 
-def test_the_initial_policy_writes_the_summaries_and_they_train_nothing(
-    model: Path, template: Path, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def with_frozen_writer(model: Path, template: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Three steps in which the initial policy wrote the summaries."""
     frozen = ("rollout.condense.writer=initial", "learner.optimiser.lr=0.002", "train.problems_per_step=4")
-    folder = run(config("summary", options_of("summary", template), model, tmp_path, *frozen))
+    runs = tmp_path_factory.mktemp("frozen")
+    return run(config("summary", options_of("summary", template), model, runs, *frozen))
+
+
+def test_the_initial_policy_writes_the_summaries_and_they_train_nothing(
+    model: Path, with_frozen_writer: RunFolder
+) -> None:
+    folder = with_frozen_writer
     scored = [(step, one) for step, found in sampled(folder) for one in found]
     late = [turn for step, one in scored if step > 1 for turn in one.trajectory.turns]
     assert {turn.kind == "condense" for turn in late} == {True, False}
@@ -263,12 +274,72 @@ def test_beside_another_sampler_transformers_writes_as_the_initial_policy(
 ) -> None:
     beside = ("rollout.condense.writer=initial", "sampler={name: vllm, options: {dtype: bfloat16, engine: {}}}")
     chosen = config("summary", options_of("summary", template), model, tmp_path, *beside)
-    writer = open_writer([chosen], str(model), MediaFolder(tmp_path / "media"))
+    writer = open_writers([chosen], str(model), MediaFolder(tmp_path / "media"))["initial"]
     assert isinstance(writer, TransformersSampler)
     with closing(writer):
         found = asyncio.run(writer.sample((1, 2, 3), SamplingParams(max_tokens=2, temperature=0)))
     assert len(found.token_ids) == 2
     assert {parameter.dtype for parameter in writer._model.parameters()} == {torch.bfloat16}
+
+
+def rolled_out(config: Path, policy: Path, writer: str) -> list[tuple[tuple[int, ...], bool]]:
+    """The output of every turn in four rollouts, and whether another writer than the policy wrote it."""
+    found = api.rollout(config, f"rollout.condense.writer={writer}", model=policy, n=2, problems=2, observer=Silent())
+    return [(turn.output_ids, turn.frozen) for each in found for turn in each.trajectory.turns]
+
+
+def test_a_writer_is_a_model_folder_or_a_run(model: Path, with_frozen_writer: RunFolder) -> None:
+    """Cross-play: the initial policy as a folder writes as the writer initial does, to the token; a run as it does."""
+    trained = with_frozen_writer.path
+    alone, initial = (rolled_out(trained, trained, writer) for writer in ("policy", "initial"))
+    assert rolled_out(trained, trained, str(model)) == initial
+    assert {frozen for _, frozen in initial} == {True, False}
+    assert [ids for ids, _ in initial] != [ids for ids, _ in alone]
+    assert [ids for ids, _ in rolled_out(trained, trained, str(trained))] == [ids for ids, _ in alone]
+    before = rolled_out(trained, model, "initial")  # without a run, the model that is evaluated
+    assert rolled_out(trained, model, str(model)) == before
+
+
+def test_cross_play_of_a_run_plays_writer_and_reader_apart(with_frozen_writer: RunFolder) -> None:
+    """Its own evaluation, of the trained reader beside the initial writer, is one of the four cells."""
+    folder = with_frozen_writer
+    chosen = load_config(folder.config)
+    cross_play.play(chosen, folder, "held-out")
+    cells = cross_play.stored(folder)["held-out"]
+    own = cross_play.by_problem(read_trajectories(folder.evaluation(3, "held-out")))
+    assert cells[cross_play.cell("initial", "trained")] == own
+    assert [*cells] == [f"writer {writer}, reader {reader}" for writer in POLICIES for reader in POLICIES]
+    assert all(each.keys() == own.keys() for each in cells.values())
+    made = (folder.path / cross_play.FILE).read_bytes()
+    cross_play.play(chosen, folder, "held-out")
+    assert (folder.path / cross_play.FILE).read_bytes() == made
+
+
+def test_a_writer_that_is_missing_or_has_other_tokens_is_refused(model: Path, template: Path, tmp_path: Path) -> None:
+    empty, other = tmp_path / "empty", tmp_path / "other"
+    empty.mkdir()
+    save_model(other)
+    chosen = config("summary", options_of("summary", template), model, tmp_path)
+    for writer, message in (
+        (empty, r"checking rollout\.condense\.writer: loading .*empty"),
+        (tmp_path / "none", r"checking rollout\.condense\.writer: loading .*none"),
+        (other, r"writer: the tokenizer of .*other is not that of the policy, .* Name a model"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_settings(build(vary(chosen, [f"rollout.condense.writer={writer}"])))
+
+
+def test_a_resume_with_another_writer_would_change_what_is_learned(
+    model: Path, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    chosen = config("summary", options_of("summary", template), model, tmp_path, "rollout.condense.writer=model")
+    assert chosen.rollout.condense.writer == str(model)
+    folder = RunFolder.create(tmp_path / chosen.name)
+    store_configuration(folder, chosen, first_step=0)
+    assert allowed_changes(folder, chosen, allow_changes=False) == ()
+    with pytest.raises(ConfigError, match=r"rollout\.condense\.writer would change what is learned"):
+        allowed_changes(folder, vary(chosen, ["rollout.condense.writer=initial"]), allow_changes=False)
 
 
 def test_a_budget_that_leaves_a_summary_no_room_is_refused_before_the_run(

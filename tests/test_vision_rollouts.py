@@ -89,7 +89,7 @@ def test_a_rollout_stores_pictures_once_and_shows_them_by_their_hashes(world: Pa
     file = tmp_path / "0.parquet"
     with (
         closing(open_sampler(config, source, media=media)) as sampler,
-        RolloutPlayers(sampler, source, media) as players,
+        closing(RolloutPlayers(sampler, source, media)) as players,
     ):
         parts, keep = build_components(config), scored.append
         evaluate_variant("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)

@@ -133,7 +133,7 @@ def turn_tokens(scored: Sequence[ScoredTrajectory]) -> Tensor:
 
 
 def trained_turns(scored: Sequence[ScoredTrajectory], turns: TrainedKind) -> Tensor:
-    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns and of what the initial policy wrote."""
+    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns and of what a frozen writer wrote."""
     return _table(
         [[turns in ("all", turn.kind) and not turn.frozen for turn in each.trajectory.turns] for each in scored],
         beyond=0,

@@ -14,7 +14,6 @@ from condensegrpo.episodes.engine import Engine
 from condensegrpo.storage.media import MediaFolder
 
 CONDENSER = "condenser.yaml"
-ALONE = "rollout.condense.writer=policy"  # the initial policy is not exported
 STAND_IN = "ledger"  # a configuration names a task; an exported policy acts in the world of whoever runs it
 NOTHING_TRAINED = {"tokens_per_micro_batch": 1_000_000_000}  # no context is too long for a learner
 ROLLOUT = ("limits", "condense", "tools", "template_options")  # keys of the rollout that shape a context
@@ -40,15 +39,13 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         overrides: ``key=value``, such as ``sampler.name=vllm``.
     """
     file = Path(folder) / CONDENSER
-    settings = located(read_yaml(file), file)
-    tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED, **settings}
-    overrides = (ALONE, *overrides)
-    components = build_components(validate(overridden(tree, overrides), source=str(file)))
+    tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED}
+    alone = ("rollout.condense.writer=policy", *overrides)  # no other writer is exported
+    components = build_components(validate(overridden(tree | located(read_yaml(file), file), alone), source=str(file)))
     config, source = components.config, str(components.config.model.path)
     with ExitStack() as opened:
         media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
         sampler = open_sampler(config, source, media=media)
         opened.callback(sampler.close)
         renderer = renderer_for(components, source, media)
-        temperature = config.rollout.temperature
-        yield trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=temperature)
+        yield trajectory_engine(components, renderer=renderer, sampler=sampler, temperature=config.rollout.temperature)

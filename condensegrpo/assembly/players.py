@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.workers import PlayerSettings, WorkerBatch, WorkerPool, local_player
@@ -24,16 +23,16 @@ class RolloutPlayers:
         source: str,
         media: MediaFolder | None = None,
         *,
-        writer: Sampler | None = None,
+        writers: Mapping[str, Sampler] = {},
     ) -> None:
         """Start nothing yet.
 
         Args:
             source: the folder or Hub id whose tokenizer and chat template the policy has.
             media: where the pictures of prompts are stored; the sampler reads them there.
-            writer: as of ``trajectory_engine``; it is closed with the workers.
+            writers: as of ``trajectory_engine``; they are closed with the workers.
         """
-        self.sampler, self.source, self._media, self._writer = sampler, source, media, writer
+        self.sampler, self.source, self._media, self._writers = sampler, source, media, writers
         self._pool = WorkerPool()
 
     def player(self, components: Components, *, temperature: float) -> "GroupPlayer":
@@ -43,19 +42,13 @@ class RolloutPlayers:
         )
         if components.config.rollout.workers.processes and overrides(self.sampler, Sampler.client):
             return SharingPlayer(pool=self._pool, sampler=self.sampler, settings=settings)
-        return local_player(components, settings, self.sampler, writer=self._writer)
+        return local_player(components, settings, self.sampler, writers=self._writers)
 
     def close(self) -> None:
-        """End the workers and the writer. May be called twice."""
+        """End the workers and the writers. May be called twice."""
         self._pool.close()
-        if self._writer is not None:
-            self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        for writer in self._writers.values():
+            writer.close()
 
 
 @dataclass(slots=True, kw_only=True)

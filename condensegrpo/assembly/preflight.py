@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint, check_truths
+from condensegrpo.assembly.policy import model_of
 from condensegrpo.assembly.rehearsal import rehearse
 from condensegrpo.assembly.runtime import renderer_for, renderer_with
 from condensegrpo.assembly.scorers import check_models
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.defaults import overrides, with_defaults
-from condensegrpo.core.errors import ConfigError, ModelMissing
+from condensegrpo.core.errors import CondenseError, ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.reward import RewardPart, TurnReward
@@ -30,6 +31,7 @@ from condensegrpo.learner.model_folder import (
     check_heads,
     check_vocabulary,
     configuration,
+    load_tokenizer,
     local_source,
     max_positions,
     sees,
@@ -90,21 +92,19 @@ def check_settings(components: Components) -> tuple[str, ...]:
     Returns:
         What came of the rehearsal, what could not be checked, and what is left out of the training data.
     """
-    config, condenser, task = components.config, components.condenser, with_defaults(components.task, Task)
+    task = with_defaults(components.task, Task)
     _check_learning(components)
     _check_variants(components)
-    if config.rollout.condense.writer == "initial" and not condenser.writes:
-        raise ConfigError(
-            f"checking rollout.condense.writer: found initial, and the condenser {config.condenser.name} asks for no "
-            f"text. Set condenser.name=summary or compact, or the writer to policy."
-        )
+    check_writes(components)
     check_disjoint(components)
     notes = [*check_truths(components), *_check_policy(components)]
     if task.left_out:
         notes.append(f"{plural(task.left_out, 'training problem')} left out: the evaluation data has them too")
     if task.alike:
-        alike = plural(task.alike, "training problem")
-        notes.append(f"{alike} kept with a question of the evaluation data: another column differs")
+        notes.append(
+            f"{plural(task.alike, 'training problem')} kept with a question of the evaluation data: another column "
+            f"differs"
+        )
     return tuple(notes)
 
 
@@ -147,12 +147,38 @@ def check_architecture(components: Components, source: str) -> None:
             f"Set model.vision=frozen."
         )
     check_models(components.condenser.scorers, source)
+    check_writers(components, source)
     if config.model.lora is not None:
         from condensegrpo.learner.targets import check_targets_of
 
         check_targets_of(source, config.model.lora.targets, config.model.vision)
     check_heads(source, config.learner.sequence_parallel)
     attention_of(configuration(source), config.model.attention)
+
+
+def check_writes(components: Components) -> None:
+    """Check that a writer other than the policy has something to write."""
+    config = components.config
+    if config.rollout.condense.writer != "policy" and not components.condenser.writes:
+        raise ConfigError(
+            f"checking rollout.condense.writer: found {config.rollout.condense.writer}, and the condenser "
+            f"{config.condenser.name} asks for no text. Set condenser.name=summary or compact, or the writer to policy."
+        )
+
+
+def check_writers(components: Components, source: str) -> None:
+    """Check that the models that write for condensers are there and have the tokens of the policy, ``source``."""
+    configs = (each.config for each in (components, *components.evaluations.values()))
+    for name in sorted({each.rollout.condense.writer for each in configs} - {"policy", "initial"}):
+        try:
+            check_vocabulary(writer := model_of(name))
+        except CondenseError as error:
+            raise ConfigError(f"checking rollout.condense.writer: {error}") from error
+        if load_tokenizer(writer).get_vocab() != load_tokenizer(source).get_vocab():
+            raise ConfigError(
+                f"checking rollout.condense.writer: the tokenizer of {writer} is not that of the policy, {source}: a "
+                f"token has another id. Name a model with the tokenizer of the policy."
+            )
 
 
 def made_tokenizer(task: Task, new: NewModel) -> "PreTrainedTokenizerFast":

@@ -1,10 +1,11 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.policy import model_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.options import check_plugin
@@ -33,12 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-COPYING = "transformers"  # the sampler that holds a copy of the initial policy
-RENAMED: Mapping[str, Callable[..., object]] = {  # methods by the names that they had
-    "update_weights": Sampler.update,
-    "stage_weights": Sampler.stage,
-    "measure": Sampler.score,
-}
+COPYING = "transformers"  # the sampler that holds another writer
 
 
 def use_threads(config: RunConfig) -> None:
@@ -81,7 +77,6 @@ def open_sampler(
             f"optimiser step whose weights it has, at first 0{at_definition(type(sampler))}; see "
             f"docs/reference/protocols.md."
         )
-    _check_names(sampler, config.sampler.name)  # a function may have made it: no class was checked
     return cast(Sampler, sampler)
 
 
@@ -106,19 +101,23 @@ def _sampler_arguments(
     }
 
 
-def open_writer(configs: Iterable[RunConfig], initial: str, media: MediaFolder) -> Sampler | None:
-    """The initial policy as the writer of condensers' texts: a copy that never gets other weights.
+def open_writers(configs: Iterable[RunConfig], initial: str, media: MediaFolder) -> dict[str, Sampler]:
+    """The writers of condensers' texts besides the policy, by ``rollout.condense.writer``: none gets other weights.
 
-    Beside another sampler ``transformers`` holds it, since a process has one engine of vLLM. None if none of the
-    configurations, of a run and its evaluations, sets ``rollout.condense.writer=initial``.
+    Beside another sampler ``transformers`` holds them, since a process has one engine of vLLM.
+
+    Args:
+        configs: of a run and its evaluations.
+        initial: the model folder or Hub id of the writer ``initial``.
     """
-    config = next((each for each in configs if each.rollout.condense.writer == "initial"), None)
-    if config is None:
-        return None
-    if config.sampler.name != COPYING:
-        dtype = config.sampler.options.get("dtype", config.model.dtype)
-        config = config.model_copy(update={"sampler": SamplerUse(name=COPYING, options={"dtype": dtype})})
-    return open_sampler(config, initial, media=media)
+    opened = dict[str, Sampler]()
+    for name, config in {config.rollout.condense.writer: config for config in configs}.items():
+        if config.sampler.name != COPYING:
+            dtype = config.sampler.options.get("dtype", config.model.dtype)
+            config = config.model_copy(update={"sampler": SamplerUse(name=COPYING, options={"dtype": dtype})})
+        if name != "policy":
+            opened[name] = open_sampler(config, initial if name == "initial" else model_of(name), media=media)
+    return opened
 
 
 def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
@@ -185,20 +184,20 @@ def trajectory_engine(
     renderer: Renderer,
     sampler: Sampler,
     temperature: float,
-    writer: Sampler | None = None,
+    writers: Mapping[str, Sampler] = {},
 ) -> Engine:
-    """The trajectory engine; ``writer``: the initial policy, for ``rollout.condense.writer=initial``."""
+    """The trajectory engine; ``writers``: as of ``open_writers``."""
     config, scorer_names = components.config, components.condenser.scorers
     form = config.rollout.answer_form
-    frozen = config.rollout.condense.writer == "initial"
-    if frozen and writer is None:
+    writer = config.rollout.condense.writer
+    if writer != "policy" and writer not in writers:
         raise ConfigError(
-            "setting up rollout.condense.writer: found initial, and here is no copy of the initial policy; it is used "
-            "in training, evaluation and rollouts. Set it to policy."
+            f"setting up rollout.condense.writer: found {writer}, and here the policy alone writes; others write in "
+            f"training, evaluation and rollouts. Set it to policy."
         )
     return Engine(
         sampler=sampler,
-        writer=writer if frozen else None,
+        writer=writers.get(writer),
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,
@@ -215,15 +214,6 @@ def trajectory_engine(
         probe=None if form is None else AnswerProbe(model=sampler, renderer=renderer, form=form),
         confidence=config.rollout.stop_when_confident,
     )
-
-
-def _check_names(sampler: object, name: str) -> None:
-    """Check that a sampler, or the class of one, has its methods by their names of today."""
-    for old, method in RENAMED.items():
-        if callable(getattr(sampler, old, None)) and not overrides(sampler, method):
-            raise ConfigError(
-                f"setting up the sampler {name}: its method {old} is called {method.__name__}{at_definition(sampler)}."
-            )
 
 
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
@@ -245,7 +235,6 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
         sampler = load_plugin("samplers", name)
         if not isinstance(sampler, type):  # a function that makes one
             return
-    _check_names(sampler, name)
     if missing := missing_methods(sampler, "sample", "update", "close"):
         raise ConfigError(
             f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "

@@ -56,12 +56,16 @@ class PlayerSettings:
 
 
 def local_player(
-    components: Components, settings: PlayerSettings, sampler: Sampler, *, writer: Sampler | None = None
+    components: Components,
+    settings: PlayerSettings,
+    sampler: Sampler,
+    *,
+    writers: Mapping[str, Sampler] = {},
 ) -> LocalPlayer:
-    """The player of this process; ``writer`` as of ``trajectory_engine``."""
+    """The player of this process; ``writers`` as of ``trajectory_engine``."""
     renderer = renderer_for(components, settings.source, settings.media)
     engine = trajectory_engine(
-        components, renderer=renderer, sampler=sampler, temperature=settings.temperature, writer=writer
+        components, renderer=renderer, sampler=sampler, temperature=settings.temperature, writers=writers
     )
     return LocalPlayer(environment=components.task.environment, engine=engine, reward=components.reward)
 

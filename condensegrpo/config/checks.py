@@ -8,7 +8,7 @@ from condensegrpo.core.errors import ConfigError
 
 def check_values(config: RunConfig) -> None:
     """Check keys against each other."""
-    checks = (_lengths, _condensing, _initial_writer, _learner, _offloaded_rollouts, _probabilities, _answers)
+    checks = (_lengths, _condensing, _frozen_writer, _learner, _offloaded_rollouts, _probabilities, _answers)
     if faults := [f"checking {fault}" for check in checks for fault in check(config)]:
         raise ConfigError("\n".join(faults))
 
@@ -71,10 +71,10 @@ def _condensing(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _initial_writer(config: RunConfig) -> Iterator[str]:
-    """Texts of the initial policy never train, and the initial policy is a copy in this process."""
-    aggregation = config.algorithm.aggregation
-    if config.rollout.condense.writer == "policy":
+def _frozen_writer(config: RunConfig) -> Iterator[str]:
+    """Texts of another writer than the policy never train, and it is a model in this process."""
+    aggregation, writer = config.algorithm.aggregation, config.rollout.condense.writer
+    if writer == "policy":
         return
     workers, share = config.rollout.workers.processes, aggregation.summary_share
     faults = (
@@ -90,7 +90,7 @@ def _initial_writer(config: RunConfig) -> Iterator[str]:
     )
     for is_fault, found in faults:
         if is_fault:
-            yield f"rollout.condense.writer=initial: found {found}, or set the writer to policy."
+            yield f"rollout.condense.writer={writer}: found {found}, or set the writer to policy."
 
 
 def _learner(config: RunConfig) -> Iterator[str]:

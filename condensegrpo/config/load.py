@@ -44,7 +44,13 @@ STORED = "config.yaml"  # the configuration in a run folder
 OVERRIDE = "override"  # the origin of a value that an override set
 BFLOAT16_CAP = 2.0  # of algorithm.importance, unless it is set: the bound that truncated importance sampling uses
 SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and studies/, in a clone and installed
-FOLDERS = (("task", "data"), ("task", "eval_data"), ("model", "path"), ("sandbox", "packages"))  # they may be files
+FOLDERS = (  # they may be files
+    ("task", "data"),
+    ("task", "eval_data"),
+    ("model", "path"),
+    ("sandbox", "packages"),
+    ("rollout", "condense", "writer"),
+)
 # of the task ``agent``, relative to the folder of an episode
 IN_EPISODE = tuple(("task", "options", name) for name in ("program", "outcome", "answer_file", "protected"))
 PLUGINS: Mapping[KeyPath, tuple[str, str | None]] = {  # sections with options: the key of the plug-in, its default
@@ -157,7 +163,12 @@ def _absolute(value: object, key: KeyPath, file: Path | None) -> object:
     key = tuple(name.split(".")) if equals else key
     named, colon, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
     path, exists = Path(named), os.path.exists if key in FOLDERS else os.path.isfile  # of a text of any length
-    if path.is_absolute() or not (path.suffix or key in FOLDERS) or (key in IN_EPISODE and not colon):
+    if (
+        path.is_absolute()
+        or not (path.suffix or key in FOLDERS)
+        or (key in IN_EPISODE and not colon)
+        or (key[1:] == ("condense", "writer") and text in ("policy", "initial"))  # no folders, whatever is here
+    ):
         return value
     shipped = SHIPPED if text.startswith("studies/") else None  # files of the studies that a package brings
     for folder in (working_directory(), file and file.parent, shipped):

@@ -131,7 +131,7 @@ class Turn:
     logprobs: tuple[float, ...]  # (A,) nats, under the distribution sampled from; (): not known, see ``is_text``
     policy_version: int  # optimiser steps taken when this turn was sampled
     kind: Literal["act", "condense"] = "act"  # condense: it wrote a text that a condenser asked for and used
-    frozen: bool = False  # the initial policy wrote it, whatever the step (rollout.condense.writer): it never trains
+    frozen: bool = False  # another model than the policy wrote it (rollout.condense.writer): it never trains
     condensation: Condensation | None = None
     context: Sequence[Message]  # the messages that prompt_ids render; likewise
     reply: Message

@@ -132,7 +132,7 @@ def details(turns: Sequence[TurnView], *, full: bool, media: MediaFolder | None 
 def _title(turn: TurnView) -> Text:
     text = Text.assemble((f"turn {turn.turn}", "bold"))
     if turn.kind != "act":
-        text.append(f" {turn.kind}{' by the initial policy' if turn.frozen else ''}", theme.REWRITTEN)
+        text.append(f" {turn.kind}{' by another writer' if turn.frozen else ''}", theme.REWRITTEN)
     if turn.condensation is not None:
         text.append(f"   condensed by {one_line(turn.condensation.condenser, 30)}", theme.REWRITTEN)
         text.append(f"   {turn.condensation.tokens_before} → {turn.condensation.tokens_after} tokens")

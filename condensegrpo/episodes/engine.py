@@ -80,7 +80,7 @@ class Engine:
     """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are called."""
 
     sampler: Sampler
-    writer: Sampler | None = None  # of the texts that a condenser asks for, the initial policy; None: ``sampler``
+    writer: Sampler | None = None  # of the texts that a condenser asks for; None: ``sampler``
     expert: Expert | None = None  # of one episode, which then replies in place of the sampler
     renderer: Renderer
     condenser: Condenser

@@ -64,9 +64,10 @@ class CondenseSettings:
     jitter: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Maximum random reduction of ``threshold``, drawn per problem: siblings condense at the same length."""
 
-    writer: Literal["policy", "initial"] = "policy"
-    """Who writes the texts that a condenser asks for: the policy, or the policy that GRPO starts from. Texts of the
-    latter never train; it is a second copy of the model, sampled by transformers."""
+    writer: str = "policy"
+    """Who writes the texts that a condenser asks for: policy, initial (the policy that GRPO starts from; without a
+    run the evaluated model), or a run, checkpoint, model folder or Hub id. Only texts of policy train; another writer
+    is a second model, sampled by transformers."""
     meter: Literal["none", "turns", "tokens"] = "none"
     """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
     schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()

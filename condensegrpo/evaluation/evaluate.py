@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.players import RolloutPlayers
-from condensegrpo.assembly.preflight import check_model
-from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writer, provenance, use_threads
+from condensegrpo.assembly.policy import in_use, initial_of
+from condensegrpo.assembly.preflight import check_model, check_writes
+from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writers, provenance, use_threads
 from condensegrpo.config.load import HELD_OUT, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import NO_OBJECTS, Objects
@@ -34,7 +35,6 @@ from condensegrpo.evaluation.figures import (
     contender_result,
     evaluation_of,
 )
-from condensegrpo.evaluation.policy import in_use, initial_of
 from condensegrpo.learner.model_folder import max_positions, save_tokenizer, trained_steps
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun, new_name, store_evaluation
 from condensegrpo.storage.media import MediaFolder
@@ -127,8 +127,8 @@ def opened_policy(
         sampler = open_sampler(config, source, objects=objects, media=media, observer=observer)
         if not given:
             opened.enter_context(closing(sampler))
-        writer = open_writer([config], initial_of(source, config), media)
-        yield opened.enter_context(RolloutPlayers(sampler, source, media, writer=writer))
+        writers = open_writers([config], initial_of(source, config), media)
+        yield opened.enter_context(closing(RolloutPlayers(sampler, source, media, writers=writers)))
 
 
 def evaluate_policy(
@@ -143,6 +143,7 @@ def evaluate_policy(
         command: that started the evaluation, for the file in the run.
     """
     step = trained_steps(source)
+    check_writes(components)
     check_model(components, source)
     target = destination_of(save, run, step)
     media = None if target is None else MediaFolder((target if isinstance(target, Path) else target.path) / "media")

@@ -108,7 +108,7 @@ function stripOf(letters) {
 function turnItem(turn, index) {
   const stored = sibling().stored.turns[index];
   return h("button", { type: "button", class: "item", "aria-current": String(index === at.turn), onclick: () => go({ turn: index }, false) },
-    h("span", { class: "row" }, h("span", {}, `turn ${index}${stored.kind === "condense" ? ", summary" : ""}${stored.frozen ? " by the initial policy" : ""}`), h("span", { class: "dim" }, turn.advantage === null ? "" : signed(turn.advantage))),
+    h("span", { class: "row" }, h("span", {}, `turn ${index}${stored.kind === "condense" ? ", summary" : ""}${stored.frozen ? " by another writer" : ""}`), h("span", { class: "dim" }, turn.advantage === null ? "" : signed(turn.advantage))),
     h("small", {}, `context ${digits(turn.context.tokens)}${turn.context.grown ? ` (+${digits(turn.context.grown)} by condensing)` : ""} of ${digits(turn.context.budget)}, reply ${digits(stored.output_ids.length)}`), budgetBar(turn.context), stripOf(turn.strip));
 }
 

@@ -182,7 +182,7 @@ class TurnView:
 
     turn: int
     kind: str
-    frozen: bool  # written by the initial policy
+    frozen: bool  # by another writer than the policy
     policy_version: int | None  # None: not known
     context: ContextView
     condensation: Condensation | None

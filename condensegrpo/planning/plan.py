@@ -338,8 +338,8 @@ def _sampler(plan: Plan) -> tuple[Bytes, Bytes, str | None]:
         sampling = {**resting, "sampler: KV cache": cache, "sampler: logits": logits}
     elif config.sampler.name == VLLM:
         sampling, resting, refusal = _vllm(plan, element, longest)
-    if any(each.rollout.condense.writer != "policy" for each in evaluations(config).values()):
-        sampling, resting = {**sampling, "initial policy": weights + cache}, {**resting, "initial policy": weights}
+    if writers := len({each.rollout.condense.writer for each in evaluations(config).values()} - {"policy"}):
+        sampling["other writers"], resting["other writers"] = writers * (weights + cache), writers * weights
     return sampling, resting, refusal
 
 

@@ -18,7 +18,7 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import choices, open_learner
 from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers
 from condensegrpo.assembly.preflight import check_architecture, check_model
-from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writer, use_threads
+from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writers, use_threads
 from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import Watch
@@ -186,7 +186,7 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         for note in choices(fitted, learner):
             observer.notice(note)
         configs = [each.config for each in (components, *components.evaluations.values())]
-        players = RolloutPlayers(sampler, source, folder.media, writer=open_writer(configs, source, folder.media))
+        players = RolloutPlayers(sampler, source, folder.media, writers=open_writers(configs, source, folder.media))
         opened.callback(players.close)
         player = players.player(components, temperature=config.rollout.temperature)
         tracking = RunTracking(config, folder, observer) if ranks.rank() == 0 else None

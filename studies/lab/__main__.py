@@ -2,6 +2,7 @@
 
 python -m condensegrpo.studies.lab check studies/s1_summaries.yaml       # before its runs
 python -m condensegrpo.studies.lab results studies/s1_summaries.yaml     # after, or during, condensegrpo sweep
+python -m condensegrpo.studies.lab cross-play studies/h_demand.yaml --arm grpo     # before results
 python -m condensegrpo.studies.lab pilots studies/s1_summaries.yaml      # then sweep the file that it names
 """
 
@@ -9,9 +10,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.study import find_study
 from condensegrpo.core.errors import CondenseError
-from condensegrpo.studies.lab.results import RESULTS, markdown, write_results
+from condensegrpo.display.console import quiet_libraries
+from condensegrpo.studies.lab.results import RESULTS, markdown, play_study, write_results
 from condensegrpo.studies.lab.study import load_lab_study, write_pilots
 
 
@@ -22,9 +25,11 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=("check", "results", "pilots"))
+    parser.add_argument("action", choices=("check", "results", "cross-play", "pilots"))
     parser.add_argument("study", help="a study file, or the name of a shipped study")
     parser.add_argument("--out", type=Path, help="folder of the runs; by default runs/ and the name of the study")
+    parser.add_argument("--arm", help="of cross-play; by default those of its predictions")
+    parser.add_argument("--evaluation", default=HELD_OUT, help="of --arm; by default held-out")
     given = parser.parse_args(arguments)
     try:
         study = load_lab_study(find_study(given.study))
@@ -36,6 +41,11 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"no held-out problem of the pilots is one of the study. Run them: condensegrpo sweep {file}")
             return
         out = given.out or Path("runs") / study.name
+        if given.action == "cross-play":
+            quiet_libraries()
+            for line in play_study(study, out, given.arm, given.evaluation):
+                print(line, flush=True)
+            return
         print(markdown(write_results(study, out)))
         print(f"folder {out}: {', '.join(RESULTS)}", file=sys.stderr)
     except CondenseError as error:

@@ -10,6 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from condensegrpo.metrics.intervals import Interval
+from condensegrpo.studies.lab.cross_play import CrossPlay
 from condensegrpo.studies.lab.intervals import (
     Matrix,
     difference_interval,
@@ -101,6 +102,7 @@ class StudyFigures:
     evaluations: tuple[EvaluationFigures, ...]
     curves: tuple[LearningCurve, ...]
     predictions: tuple[PredictionOutcome, ...]
+    cross_play: tuple[CrossPlay, ...] = ()
 
 
 def evaluation_figures(

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -11,12 +11,13 @@ from statistics import fmean, median
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import same_warm_start
-from condensegrpo.core.errors import RunError
+from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.evaluation.figures import metrics_of
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
+from condensegrpo.studies.lab import cross_play
 from condensegrpo.studies.lab.figures import (
     ArmComparison,
     ArmFigures,
@@ -30,8 +31,8 @@ from condensegrpo.studies.lab.figures import (
 )
 from condensegrpo.studies.lab.intervals import ENOUGH
 from condensegrpo.studies.lab.plots import plot_study
-from condensegrpo.studies.lab.predictions import PredictionOutcome, outcome
-from condensegrpo.studies.lab.study import LabStudy, Prediction
+from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome
+from condensegrpo.studies.lab.study import EFFECTS, LabStudy, Prediction
 from condensegrpo.training.sweep import runs_of
 
 SHOWN = ("success", "context_tokens")  # figures with columns of their own
@@ -70,13 +71,22 @@ def study_figures(study: LabStudy, runs: Sequence[RunConfig], arms: Sequence[str
     def outcomes(arm: str, evaluation: str) -> tuple[SeedOutcome, ...]:
         return tuple(_outcome(config, evaluation) for config in by_arm.get(arm, ()))
 
+    cells = defaultdict[tuple[str, str], dict[int, cross_play.Cells]](dict)  # (arm, evaluation) → seed → cells
+    for arm, config in zip(arms, runs, strict=True):
+        for evaluation, of_run in cross_play.stored(RunFolder(Path(config.runs_dir) / config.name)).items():
+            cells[arm, evaluation][config.seed] = of_run
+
+    def figure(name: str, arm: str, evaluation: str) -> Figure | None:
+        if name not in EFFECTS:
+            return figure_of(outcomes(arm, evaluation), name)
+        return cross_play.effect(name, cells[arm, evaluation]) if (arm, evaluation) in cells else None
+
     def predicted(claim: Prediction) -> PredictionOutcome:
-        ours = figure_of(outcomes(claim.arm, claim.evaluation), claim.figure)
+        sides = [figure(claim.figure, *side) for side in claim.sides]
         if claim.minus is None:
-            return outcome(claim, ours, None, paired=False)
-        theirs = figure_of(outcomes(claim.minus, claim.minus_evaluation or claim.evaluation), claim.figure)
+            return outcome(claim, sides[0], None, paired=False)
         same = claim.arm == claim.minus or paired.get((claim.arm, claim.minus), False)
-        return outcome(claim, ours, theirs, paired=same)
+        return outcome(claim, *sides, paired=same)
 
     names = dict.fromkeys(name for config in runs for name in (HELD_OUT, *config.evaluate.variants))
     shown = study.report.evaluations or [
@@ -103,6 +113,7 @@ def study_figures(study: LabStudy, runs: Sequence[RunConfig], arms: Sequence[str
             for arm, configs in by_arm.items()
         ),
         predictions=tuple(map(predicted, study.predictions)),
+        cross_play=tuple(cross_play.cross_play(*of, by_seed) for of, by_seed in cells.items()),
     )
 
 
@@ -111,6 +122,26 @@ def _share_warm_starts(ours: Sequence[RunConfig], theirs: Sequence[RunConfig]) -
     by_seed = {config.seed: config for config in theirs}
     both = [(config, by_seed[config.seed]) for config in ours if config.seed in by_seed]
     return bool(both) and all(same_warm_start(*pair) for pair in both)
+
+
+def play_study(study: LabStudy, out: Path, arm: str | None, evaluation: str) -> Iterator[str]:
+    """Play the cross-play of the finished runs of an arm in an evaluation; yields a line for each run.
+
+    Args:
+        arm: None: play what the predictions of writer_effect and reader_effect name.
+    """
+    predicted = [side for claim in study.predictions if claim.figure in EFFECTS for side in claim.sides]
+    sides = predicted if arm is None else [(arm, evaluation)]
+    if not sides or sides[0][0] not in study.arms:
+        found = "no prediction has one of its figures" if arm is None else f"there is no arm {arm!r}"
+        raise ConfigError(f"playing the cross-play of {study.name}: {found}. Give --arm: {', '.join(study.arms)}.")
+    for of_arm, name in dict.fromkeys(sides):
+        for run in runs_of(study, out):
+            if run.arm == of_arm and run.finished:
+                cross_play.play(run.config, run.folder, name)
+                yield f"{run.name}: played {name}"
+            elif run.arm == of_arm:
+                yield f"{run.name}: not finished, not played"
 
 
 def markdown(figures: StudyFigures) -> str:
@@ -123,6 +154,7 @@ def markdown(figures: StudyFigures) -> str:
             f"ten, such as a collapse."
         )
     parts += [predictions_table(figures.predictions)] if figures.predictions else []
+    parts += map(cross_play.cross_play_table, figures.cross_play)
     parts += [_table(evaluation, figures) for evaluation in figures.evaluations]
     return "\n\n".join([*parts, *map(_seed_table, figures.evaluations)]) + "\n"
 

@@ -17,6 +17,7 @@ from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.storage.files import make_folder, write_atomically
 
+EFFECTS = ("writer_effect", "reader_effect")  # of cross-play
 FIGURES = ("success", "context_tokens", "calls", "prompt_tokens", "prompt_tokens_uncached", "output_tokens", "price")
 
 
@@ -33,7 +34,8 @@ class Prediction(Section):
     """Factor of the subtracted figure: 0.8 with below 0 claims at least a fifth less."""
     figure: str = "success"
     """After training: success, context_tokens, calls, output_tokens, prompt_tokens (all that is read),
-    prompt_tokens_uncached (with a prefix cache), or one of report.metrics."""
+    prompt_tokens_uncached (with a prefix cache), writer_effect or reader_effect of cross-play, or one of
+    report.metrics."""
     evaluation: str = HELD_OUT
     """Name of the evaluation."""
     minus_evaluation: str | None = None
@@ -53,6 +55,12 @@ class Prediction(Section):
     def threshold(self) -> float:
         """The number of ``above`` or ``below``."""
         return next(number for number in (self.above, self.below) if number is not None)
+
+    @property
+    def sides(self) -> tuple[tuple[str, str], ...]:
+        """The arms that it is about, each with its evaluation."""
+        subtracted = [] if self.minus is None else [(self.minus, self.minus_evaluation or self.evaluation)]
+        return ((self.arm, self.evaluation), *subtracted)
 
     @property
     def text(self) -> str:
@@ -97,12 +105,12 @@ class LabStudy(Study):
     @model_validator(mode="after")
     def _claims_fit(self) -> "LabStudy":
         named = [("report.baseline", self.report.baseline)]
-        named += [("predictions", arm) for each in self.predictions for arm in (each.arm, each.minus)]
+        named += [("predictions", arm) for each in self.predictions for arm, _ in each.sides]
         for key, arm in named:
             if arm is not None and arm not in self.arms:
                 known = ", ".join(self.arms)
                 raise ValueError(f"{key}: there is no arm {arm!r}. {did_you_mean(arm, tuple(self.arms))}Arms: {known}")
-        figures = (*FIGURES, *self.report.metrics)
+        figures = (*FIGURES, *EFFECTS, *self.report.metrics)
         if unknown := [each.figure for each in self.predictions if each.figure not in figures]:
             raise ValueError(
                 f"predictions: the results have no figure {unknown[0]!r}. {did_you_mean(unknown[0], figures)}"
@@ -134,10 +142,7 @@ class LabStudy(Study):
         config = super().config_of(arm, seed, out)
         known = (HELD_OUT, *config.evaluate.variants)
         named = [("report.evaluations", name) for name in self.report.evaluations or ()]
-        named += [("predictions", each.evaluation) for each in self.predictions if each.arm == arm]
-        named += [
-            ("predictions", each.minus_evaluation or each.evaluation) for each in self.predictions if each.minus == arm
-        ]
+        named += [("predictions", name) for each in self.predictions for of, name in each.sides if of == arm]
         for key, name in named:
             if name not in known:
                 raise ConfigError(
