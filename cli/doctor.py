@@ -20,13 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.doctor_gpu import GIB, Finding, Level, gpu_findings, ok, problem, tried_here, warning
-from condensegrpo.cli.options import AsJson, Overrides
+from condensegrpo.cli.options import AsJson, Overrides, shown
 from condensegrpo.core.errors import CondenseError, DataError, ModelMissing, PluginError
 from condensegrpo.core.packages import install
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
-from condensegrpo.display.theme import neutral
 from condensegrpo.sandbox.calls import Isolation
 from condensegrpo.sandbox.process import AUTO, REMEDIES, probe_backends
 
@@ -82,9 +81,9 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         table.add_column(overflow="fold")
     for finding in findings:
         mark, style = MARKS[finding.level]
-        text = Text(neutral(finding.found))
+        text = Text(shown(finding.found))
         if finding.cure:
-            text.append(f"\n→ {neutral(finding.cure)}", style)
+            text.append(f"\n→ {shown(finding.cure)}", style)
         table.add_row(Text(mark, style), Text(finding.area, theme.DIM), text)
     console.print(table)
     good, warnings, problems = (sum(finding.level is level for finding in findings) for level in Level)

@@ -32,7 +32,7 @@ SECONDS = 1200.0  # time limit of a trial, which may compile kernels
 INSTALL = "install the CUDA build of torch for your driver (nvidia-smi shows it), or use a machine with a GPU"
 NCCL = "NCCL_DEBUG=INFO says where it stops; NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 tries another way"
 MODULE = "condensegrpo.cli.doctor_gpu"
-AGAIN = f"run it alone to see all it prints: python -m {MODULE}"
+AGAIN = f"run it alone to see all it prints: {sys.executable} -m {MODULE}"
 UNFIT = "do not train with it: importance ratios would be wrong; condensegrpo train … sampler.name=transformers works"
 USUAL = (  # without a configuration: the quickstart's task with 0.15 B parameters and full micro-batches
     *("model.dtype=bfloat16", "model.new.hidden_size=1024", "model.new.layers=12", "model.new.heads=16"),

@@ -18,7 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from condensegrpo.assembly.policy import in_use, model_of, run_of_policy
-from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_and_overrides, program
+from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_and_overrides
 from condensegrpo.config.load import named_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides
@@ -30,7 +30,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.tables import show_folding, table
-from condensegrpo.display.theme import neutral
+from condensegrpo.display.theme import neutral, program
 from condensegrpo.evaluation.figures import Comparison, ContenderFigures
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun

@@ -9,10 +9,6 @@ from condensegrpo.cli.options import AsJson
 from condensegrpo.config.keys import Key, explained, keys, others
 
 
-def _matching(incomplete: str) -> list[str]:
-    return [name for name in keys() if name.startswith(incomplete)]
-
-
 def _shown(key: Key) -> str:
     default = f", default {key.default}" if key.default not in ("", "required") else f", {key.default}".rstrip(", ")
     return f"{key.name}  ({key.type}{default}){'  ' * bool(key.about)}{key.about}"
@@ -37,7 +33,11 @@ def config_command(
 
 def explain(
     key: Annotated[
-        str, typer.Argument(help="A key or section, its last part, or a key of TRL or verl.", autocompletion=_matching)
+        str,
+        typer.Argument(
+            help="A key or section, its last part, or a key of TRL or verl.",
+            autocompletion=lambda incomplete: [name for name in keys() if name.startswith(incomplete)],
+        ),
     ],
 ) -> None:
     """Explain one key of a configuration: type, default, meaning.

@@ -26,12 +26,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from condensegrpo.cli.options import AsJson, docstring_in_source, program
+from condensegrpo.cli.options import AsJson, docstring_in_source
 from condensegrpo.core.errors import ConfigError, PluginError, RunError
 from condensegrpo.core.plugins import KINDS, installed, load_plugin
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
-from condensegrpo.display.theme import neutral, one_line
+from condensegrpo.display.theme import neutral, one_line, program
 from condensegrpo.storage.files import write_atomically
 
 NEW = "new"

@@ -129,11 +129,6 @@ class Machines:
         check_ranks(config, self.learning_nodes * self.ranks_per_node)
 
 
-def cloud_name(name: str) -> str:
-    """The name of a run as a cloud takes it: letters, digits and hyphens between them."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
-
-
 def template(name: str) -> str:
     """A text of ``cli/templates``."""
     return (files("condensegrpo.cli") / "templates" / name).read_text(encoding="utf-8")
@@ -287,7 +282,8 @@ def sagemaker(
     address, seconds = f"{bucket.rstrip('/')}/{job.config.name}", round(3600 * hours)
     code = {"S3DataType": "S3Prefix", "S3Uri": f"{address}/code/"}
     request = {
-        "TrainingJobName": cloud_name(job.config.name)[:LONGEST_NAME].rstrip("-"),  # submitting appends the time
+        # letters, digits and hyphens between them; submitting appends the time
+        "TrainingJobName": re.sub(r"[^A-Za-z0-9]+", "-", job.config.name).strip("-")[:LONGEST_NAME].rstrip("-"),
         "InputDataConfig": [{"ChannelName": Path(CODE).name, "DataSource": {"S3DataSource": code}}],
         "CheckpointConfig": {"S3Uri": f"{address}/checkpoints", "LocalPath": CHECKPOINTS},
         "OutputDataConfig": {"S3OutputPath": f"{address}/output"},

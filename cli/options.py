@@ -2,13 +2,10 @@
 
 import ast
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from typing import Annotated
 
 import typer
@@ -23,15 +20,6 @@ Debug = Annotated[bool, typer.Option(DEBUG, help="Show the tracebacks of errors 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")]
 AnyConfig = Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-def program(name: str = "condensegrpo", *, start: Path = Path()) -> str:
-    """The command, or another of its environment, as a shell in ``start`` finds it: by its name, or by its path."""
-    folder, started = os.path.split(sys.argv[0])
-    if which("condensegrpo") or started != "condensegrpo" or not folder:
-        return name
-    path = os.path.relpath(os.path.join(folder, name), start)
-    return shlex.quote(path if os.path.dirname(path) else os.path.join(os.curdir, path))
 
 
 def check_plot(file: Path | None, *endings: str) -> None:
@@ -88,10 +76,10 @@ def docstring_in_source(point: EntryPoint) -> str | None:
 
 
 def shown(text: str) -> str:
-    """A text for the terminal that others may have written: without control characters and credentials."""
-    from condensegrpo.display.theme import neutral
+    """A text for the terminal that others may have written: see ``neutral``, ``redacted`` and ``as_typed``."""
+    from condensegrpo.display.theme import as_typed, neutral
 
-    return neutral(redacted(text))
+    return neutral(redacted(as_typed(text)))
 
 
 def base_url(host: str, port: int) -> str:

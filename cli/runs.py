@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.text import Text
 
 from condensegrpo.assembly.policy import run_of_policy
-from condensegrpo.cli.options import AsJson, check_plot, program, run_folders
+from condensegrpo.cli.options import AsJson, check_plot, run_folders
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.tables import show_fitting, table
-from condensegrpo.display.theme import one_line
+from condensegrpo.display.theme import one_line, program
 from condensegrpo.reporting.runs import RunComparison, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.hub import files_of, upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder
@@ -74,7 +75,7 @@ def list_runs(
             f"{run.step}/{'?' if run.steps is None else run.steps}",
             "–" if run.success is None else f"{run.success:.3f}",
             _age(run.age),
-            _size(run.bytes),
+            filesize.decimal(run.bytes),
         )
         for run in summaries
     )
@@ -174,14 +175,6 @@ def _age(seconds: float) -> str:
     """A duration in its largest unit: ``5 min``."""
     length, unit = next((each for each in UNITS if seconds >= each[0]), UNITS[-1])
     return f"{seconds / length:.0f} {unit}"
-
-
-def _size(count: int) -> str:
-    """A number of bytes: ``1.2 GB``."""
-    for unit, name in ((1, "B"), (10**3, "kB"), (10**6, "MB")):
-        if count / unit < 1000:
-            return f"{count / unit:.0f} {name}"
-    return f"{count / 10**9:.1f} GB"
 
 
 def report(

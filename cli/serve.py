@@ -15,7 +15,7 @@ import typer
 
 from condensegrpo.assembly.policy import in_use
 from condensegrpo.cli.evaluate import parsed_condensers
-from condensegrpo.cli.options import AnyConfig, Overrides, base_url, program, shown
+from condensegrpo.cli.options import AnyConfig, Overrides, base_url, shown
 from condensegrpo.cli.process import handle_first
 from condensegrpo.config.load import dump_config, longest_request, named_config, overridden, validate
 from condensegrpo.config.options import check_plugin
@@ -166,7 +166,7 @@ def proxy(
     with _proxy(config, model, out, options) as proxied:
         asyncio.run(_serve(proxied, host, port, _condensing(config)))
     if any((out / "trajectories").glob("*.parquet")):
-        typer.echo(f"next: {program()} inspect {shlex.quote(str(out))}")
+        typer.echo(shown(f"next: condensegrpo inspect {shlex.quote(str(out))}"))
 
 
 @contextmanager

@@ -110,7 +110,9 @@ def start_process(run: StudyRun) -> RunProcess:
 
 def plan_text(sweep: Sweep) -> str:
     """A line for each run: its state and its command; then how much there is to do."""
-    lines = [f"{run.name:24} {sweep.states[run.name]:9} condensegrpo {shlex.join(run.command)}" for run in sweep.runs]
+    lines = [
+        f"{run.name:24} {sweep.states[run.name]:9} {theme.program()} {shlex.join(run.command)}" for run in sweep.runs
+    ]
     return "\n".join([*lines, f"{plural(len(sweep.runs), 'run')}; {plural(sweep.steps_left, 'step')} left"])
 
 

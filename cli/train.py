@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from condensegrpo.cli.options import Debug, config_names, names_and_overrides, program
+from condensegrpo.cli.options import Debug, config_names, names_and_overrides
 from condensegrpo.cli.process import StopRequest, outlived_streams
 from condensegrpo.config.load import dump_with_origins, find_config, load_config
 from condensegrpo.config.resumed import recorded_changes
@@ -24,7 +24,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display.console import TrainingConsole, quiet_libraries, waiting_for
 from condensegrpo.display.run_log import JsonLines, RunLog
 from condensegrpo.display.tables import table
-from condensegrpo.display.theme import EscapingConsole
+from condensegrpo.display.theme import EscapingConsole, program
 from condensegrpo.evaluation.figures import evaluations_in
 from condensegrpo.learner.launchers import join_launch, launched_rank
 from condensegrpo.storage.new_run import free_name

@@ -73,6 +73,13 @@ def test_a_package_is_held_against_its_pin() -> None:
     assert "required >=1" in findings[2].found
 
 
+def test_packages_that_only_training_needs_are_one_warning() -> None:
+    findings = [*package_findings(["rich>=13", "absent-a>=1; extra == 'train'", "absent-b; extra == 'train'"])]
+    assert levels(findings) == {"rich": Level.OK, "training": Level.WARNING}
+    assert findings[1].found == "not installed: absent-a, absent-b"
+    assert cure(findings, "training").startswith("pip install 'condensegrpo[train]'")
+
+
 def test_a_missing_compiler_is_a_warning_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert levels(device_findings())["g++"] is Level.WARNING

@@ -11,9 +11,9 @@ from command import run
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
-from condensegrpo.cli.options import program
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.display.theme import as_typed, program
 from condensegrpo.storage.run_folder import read_metrics
 
 FILES = ["counting.py", "counting.yaml", "test_counting.py"]
@@ -55,6 +55,11 @@ def test_the_next_commands_are_those_of_its_environment(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     options = ("--name", "counting", "--episodes", "turns", "--model", "new")
     assert program() == "'my env/condensegrpo'"
+    told = as_typed(
+        "condensegrpo has no such run: `condensegrpo train --resume RUN`, those of condensegrpo eval, condensegrpo."
+    )
+    path = "'my env/condensegrpo'"
+    assert told == f"condensegrpo has no such run: `{path} train --resume RUN`, those of {path} eval, condensegrpo."
     train = "'../my env/condensegrpo' train counting.yaml"
     assert f"next: cd own && '../my env/pytest' test_counting.py && {train}\n" in init("own", *options)
     monkeypatch.setitem(sys.modules, "pytest", None)

@@ -302,6 +302,29 @@ def test_a_value_that_was_removed_is_named(tmp_path: Path, column: str) -> None:
         read_trajectories(path)
 
 
+@pytest.mark.parametrize("column", ["turns", "turns.prompt_ids", "turns.output_ids", "turns.logprobs", "messages"])
+def test_a_value_removed_from_a_list_is_named_with_row_and_column(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [example("a"), example("b")])
+    table = pyarrow.parquet.read_table(path)
+    edited, inner = table.to_pylist(), column.partition(".")[2]
+    values = edited[1]["turns"][0][inner] if inner else edited[1][column]
+    values[0] = None
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(edited, schema=table.schema), path, row_group_size=1)
+    with pytest.raises(TrajectoryFileError, match=rf"t\.parquet, row 1: a list in the column {column} lacks a value"):
+        read_trajectories(path)
+
+
+def test_a_value_removed_from_a_credit_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    write_credit(path, [Credit(trajectory="a", advantages=(1.0,), weights=(0.1,))])
+    table = pyarrow.parquet.read_table(path)
+    column = pyarrow.array([[None]], type=table.schema.field("weights").type)
+    pyarrow.parquet.write_table(table.set_column(2, table.schema.field("weights"), column), path)
+    with pytest.raises(TrajectoryFileError, match=r"c\.parquet, row 0: a list in the column weights lacks a value"):
+        read_credit(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrajectoryFileError, match=r"none\.parquet: No such file"):
         read_trajectories(tmp_path / "none.parquet")

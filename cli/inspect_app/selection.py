@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from condensegrpo.core.errors import CondenseError
-from condensegrpo.display.theme import neutral
+from condensegrpo.display.theme import as_typed, neutral
 from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
@@ -113,9 +113,9 @@ class Selection:
         """The command that shows this again, beside the matches of a listing."""
         options = listing.options if listing is not None else ()
         if self.opened is None:
-            return shlex.join(("condensegrpo", "inspect", str(self.index.path), *options))
+            return as_typed(shlex.join(("condensegrpo", "inspect", str(self.index.path), *options)))
         shown = ("--trajectory", self.opened.record.id, "--turn", str(self.turn))
-        return shlex.join((*command_of(self.index.path, self.opened.batch), *shown, *options))
+        return as_typed(shlex.join((*command_of(self.index.path, self.opened.batch), *shown, *options)))
 
 
 def fault(error: CondenseError) -> str:

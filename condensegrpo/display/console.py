@@ -19,7 +19,7 @@ from rich.text import Text
 
 from condensegrpo.core.observer import Observer
 from condensegrpo.display.run_log import WIDTH, StepTable, evaluation_line
-from condensegrpo.display.theme import EscapingConsole, neutral
+from condensegrpo.display.theme import EscapingConsole, as_typed, neutral
 
 if TYPE_CHECKING:
     from condensegrpo.core.evaluation import Evaluation
@@ -108,7 +108,7 @@ class PhaseDisplay(Observer):
 
     def notice(self, text: str) -> None:
         """Print a line above the display."""
-        self.progress.console.print(Text(text))
+        self.progress.console.print(Text(as_typed(text)))
 
 
 @contextmanager
@@ -149,7 +149,7 @@ class TrainingConsole(PhaseDisplay):
     def notice(self, text: str, style: str = "") -> None:
         """Print some lines after the time, which a terminal wraps between words."""
         width = self._console.width if self._console.is_terminal else sys.maxsize
-        for line in f"{datetime.now():%H:%M:%S}  {text}".split("\n"):
+        for line in f"{datetime.now():%H:%M:%S}  {as_typed(text)}".split("\n"):
             self._console.print(Text(_wrapped(line, width), style))
         self._spoke = time.monotonic()
 

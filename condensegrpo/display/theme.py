@@ -1,4 +1,4 @@
-"""The look of everything that is shown: the console, few colours, and text whose control characters are visible.
+"""The look of everything that is shown: the console, few colours, text without control characters, typed commands.
 
 The hues are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), green and vermilion a little lighter: each text
 has a contrast of 4.5 to the background of the inspector, also as a grey. Rich markup is never parsed.
@@ -6,11 +6,14 @@ has a contrast of 4.5 to the background of the inspector, also as a grey. Rich m
 
 import os
 import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import StringIO
+from pathlib import Path
+from shutil import which
 from typing import TextIO
 
 from rich.color import Color, blend_rgb
@@ -100,6 +103,21 @@ def signed_style(value: float, scale: float, *, background: bool = False) -> str
     if background:
         return f"#ffffff on {blend_rgb(ColorTriplet(40, 44, 52), hue, 0.7 * (0.25 + 0.75 * strength)).hex}"
     return blend_rgb(ColorTriplet(150, 150, 150), hue, 0.25 + 0.75 * strength).hex
+
+
+def program(name: str = "condensegrpo", *, start: Path = Path()) -> str:
+    """The command, or another of its environment, as a shell in ``start`` finds it: by its name, or by its path."""
+    folder, started = os.path.split(sys.argv[0])
+    if which("condensegrpo") or started != "condensegrpo" or not folder:
+        return name
+    path = os.path.relpath(os.path.join(folder, name), start)
+    return shlex.quote(path if os.path.dirname(path) else os.path.join(os.curdir, path))
+
+
+def as_typed(text: str) -> str:
+    """A message whose commands a shell finds: see ``program``."""
+    commands = "config|doctor|eval|inspect|plugins|serve|train"
+    return re.sub(rf"\bcondensegrpo (?=(?:{commands})\b)", lambda _: f"{program()} ", text)
 
 
 def neutral(text: str) -> str:

@@ -100,7 +100,11 @@ class ServerPool:
         self._loop.finish(self._close_shared())
 
     async def _open_shared(self, servers: dict[str, OpenServer]) -> None:
-        lost = [name for name, opening in self._shared.items() if opening.done() and _is_lost(opening)]
+        lost = [
+            name
+            for name, opening in self._shared.items()
+            if opening.done() and (opening.cancelled() or opening.exception() or opening.result().connection.lost)
+        ]
         for opening in [self._shared.pop(name) for name in lost]:  # all at once: others open them meanwhile
             if not opening.cancelled() and opening.exception() is None:
                 await self._ended(opening.result().connection)
@@ -271,7 +275,3 @@ def offered_tool(tool: Json, call: Callable[..., Awaitable[ToolResult | str]]) -
     schema = tool["inputSchema"] if "inputSchema" in tool else tool["input_schema"]  # of MCP; of OpenEnv
     description = str(tool.get("description") or "")
     return EnvironmentTool(name=tool["name"], description=description, parameters=schema, call=call)
-
-
-def _is_lost(opening: "asyncio.Task[OpenServer]") -> bool:
-    return opening.cancelled() or opening.exception() is not None or bool(opening.result().connection.lost)

@@ -76,7 +76,8 @@ def made_games(game: str, arguments: Arguments | None, seeds: range, folder: str
     from tqdm import tqdm
 
     chosen = DEFAULTS[game] if arguments is None else arguments
-    flags = [word for name, value in chosen.items() if value is not False for word in _flag(name, value)]
+    given = ((f"--{name.replace('_', '-')}", value) for name, value in chosen.items() if value is not False)
+    flags = [word for flag, value in given for word in ([flag] if value is True else [flag, str(value)])]
     kept = Path(folder).expanduser() if folder else user_cache() / "textworld"
     kept /= "-".join([distribution("textworld").version, game, *(word.lstrip("-") for word in flags)])
     files = [kept / f"{seed}.z8" for seed in seeds]
@@ -170,11 +171,6 @@ class Game:
 def _description(file: Path) -> Mapping[str, Any]:
     """What tw-make wrote of a game."""
     return dict(json.loads(file.with_suffix(".json").read_text(encoding="utf-8")))
-
-
-def _flag(name: str, value: bool | int | str) -> Sequence[str]:
-    flag = f"--{name.replace('_', '-')}"
-    return [flag] if value is True else [flag, str(value)]
 
 
 def _make(arguments: Sequence[str], file: Path) -> None:

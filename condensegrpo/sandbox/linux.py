@@ -91,14 +91,9 @@ _NETWORK = 3  # bind and connect of TCP, from ABI 4
 _SCOPES = 3  # abstract sockets and signals, from ABI 6
 
 
-def abi() -> int:
-    """The version of Landlock in this kernel; 0: missing or disabled."""
-    return max(0, syscall(_CREATE, None, 0, _VERSION_FLAG))
-
-
 def confine_files(readable: Sequence[str], writable: Sequence[str]) -> None:
     """Allow this process to read and execute below some paths, everything below others, and to open nothing else."""
-    version = abi()
+    version = max(0, syscall(_CREATE, None, 0, _VERSION_FLAG))  # 0: Landlock is missing or disabled
     if version < LEAST_ABI:
         raise OSError(f"Landlock has version {version} here, the sandbox needs {LEAST_ABI} (Linux 6.2) or later")
     every = (1 << _RIGHTS.get(version, _RIGHTS[5])) - 1

@@ -39,6 +39,7 @@ PART = ".part-"  # in the name of a file that holds further rows of another
 INDICES = ("prompt_ids", "output_ids", "context", "observations", "reply")  # 32 bits each
 NESTED = ("turns", "messages", "rejected_texts", "turn_rewards", "failure", "detail")  # columns that lists do not need
 
+SPARSE = (".information", ".terms.values")  # lists whose elements may be null
 PLAIN = (int, float, bool)
 Row = dict[str, Any]
 
@@ -213,7 +214,29 @@ def read_table(
     """Columns of a file, by default all, of one row group or of all."""
     file, names = opened(path, schema), None if columns is None else [*columns]
     with _reading(path):
-        return file.read(names) if group is None else file.read_row_group(group, names)
+        table = file.read(names) if group is None else file.read_row_group(group, names)
+    for row in range(len(table)) if any(_gaps(table.to_struct_array())) else ():
+        for column in _gaps(table.slice(row, 1).to_struct_array()):
+            before = sum(file.metadata.row_group(number).num_rows for number in range(group or 0))
+            raise TrajectoryFileError(
+                f"reading {path}, row {before + row}: a list in the column {column[1:]} lacks a value. The file was "
+                f"edited; sample the step again."
+            )
+    return table
+
+
+def _gaps(values: "pyarrow.ChunkedArray", name: str = "") -> Iterator[str]:
+    """The columns in which an element of a list is null where none may be, after a dot."""
+    from pyarrow import compute, types
+
+    if types.is_struct(values.type):
+        for each in values.type:
+            yield from _gaps(compute.struct_field(values, each.name), f"{name}.{each.name}")
+    elif types.is_list(values.type):
+        items = compute.list_flatten(values)
+        if (items.null_count and name not in SPARSE) or (values.null_count and name in (".turns", ".turns.prompt_ids")):
+            yield name
+        yield from _gaps(items, name)
 
 
 @contextmanager

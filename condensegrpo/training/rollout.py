@@ -85,16 +85,13 @@ def batch_writer(config: RunConfig, folder: RunFolder, source: str) -> Callable[
     """Writes this rank's trajectories of a step into a file of its own; ``source`` is what GRPO starts from."""
 
     def write(step: int, batch: Scored) -> None:
-        ordered = sorted(batch, key=lambda scored: (problem_index(scored), scored.figures.sample))
+        ordered = sorted(  # by the index of the problem in its step: 12 of the group 6/12
+            batch, key=lambda scored: (int(scored.trajectory.group_id.rpartition("/")[2]), scored.figures.sample)
+        )
         sampled_with = provenance(config, model=source, step=step)
         write_trajectories(part_file(folder.trajectories(step), ranks.rank()), ordered, sampled_with)
 
     return write
-
-
-def problem_index(scored: ScoredTrajectory) -> int:
-    """The index of the problem in its step: 12 of the group 6/12."""
-    return int(scored.trajectory.group_id.rpartition("/")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,8 @@ class PictureProcessor:
         self._image_processor = image_processor
         self.media = media
         self._settings = str(image_processor.to_json_string())
-        self.grid = lru_cache(SIZES_KEPT)(self._grid)
+        # rows and columns of a picture, see ``Prepared``; raises as ``expansion``
+        self.grid = lru_cache(SIZES_KEPT)(lambda sha256: self._prepared(sha256).grid)
         self.picture_ids = lru_cache(SIZES_KEPT)(self._picture_ids)
 
     def expansion(self, sha256: str) -> str:
@@ -174,10 +175,6 @@ class PictureProcessor:
     def _picture_ids(self, sha256: str) -> tuple[int, ...]:
         """The token ids of the expansion; raises as ``expansion``."""
         return tuple(self._tokenizer.encode(self.expansion(sha256), add_special_tokens=False))
-
-    def _grid(self, sha256: str) -> tuple[int, int]:
-        """Rows and columns of a picture, see ``Prepared``; raises as ``expansion``."""
-        return self._prepared(sha256).grid
 
     def _prepared(self, sha256: str) -> Prepared:
         return PREPARED.of((self._settings, self.media, sha256), lambda: self._prepare(sha256))
