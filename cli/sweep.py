@@ -84,7 +84,10 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
             f"{file} was edited since these runs were started: {names}. Remove their folders to run them again."
         )
     if dry_run:
-        typer.echo(plan_text(planned))
+        typer.echo(
+            plan_text(planned)
+            + ("\npower: python -m condensegrpo.studies.lab check STUDY" if study.predictions else "")
+        )
         return
     make_folder(folder)
     with RunFolder(folder).locked(), outlived_streams(lambda why: None):  # its runs have logs, and results are files

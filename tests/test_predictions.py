@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import add_trajectory, scored, trajectory, turn
+from scipy.special import stdtrit
 
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.core.errors import ConfigError
@@ -13,6 +14,7 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.studies.lab.__main__ import main
 from condensegrpo.studies.lab.cross_play import cell, cross_play, cross_play_table, effect
 from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures
+from condensegrpo.studies.lab.intervals import could_find, detectable_effect
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
 from condensegrpo.studies.lab.results import _outcome, markdown, play_study
 from condensegrpo.studies.lab.study import LabStudy, Prediction
@@ -59,17 +61,9 @@ def test_a_contrast_is_paired_by_seed_and_shows_the_differences() -> None:
     assert wider.found.low < found.found.low
 
 
-def test_arms_of_an_unfinished_sweep_are_paired_in_the_seeds_that_both_have() -> None:
-    found = judged(column(6, 9, 100), column(50, 5, 7, seeds=(5, 0, 1)), above=0)
-    assert (found.paired, found.by_seed) == (True, {"0": 1, "1": 2})
-    assert found.found == pytest.approx((1.5, 1.5 - 6.353, 1.5 + 6.353), abs=1e-3)
-
-
-def test_arms_with_other_warm_starts_or_without_a_common_seed_are_not_paired() -> None:
+def test_arms_with_other_warm_starts_are_not_paired() -> None:
     found = judged(column(6, 9), column(5, 7, 9), paired=False, above=0)
     assert (found.paired, found.by_seed) == (False, {})  # values of one arm would be read as differences
-    found = judged(column(6, 9), column(5, 7, seeds=(2, 3)), above=0)
-    assert (found.paired, found.by_seed) == (False, {})
 
 
 def test_a_share_of_another_figure_can_be_predicted() -> None:
@@ -83,6 +77,53 @@ def test_one_seed_and_what_was_not_measured_decide_nothing() -> None:
     assert judged(column(0.7), above=0).verdict is Verdict.UNDECIDED
     missing = outcome(Prediction(claim="c", arm="a", above=0), None, None, paired=False)
     assert (missing.found, missing.verdict) == (None, Verdict.UNDECIDED)
+
+
+def test_what_the_study_file_calls_by_construction_holds_by_construction_or_fails() -> None:
+    certain = {"by_construction": True}
+    assert judged(column(0.6, 0.7, 0.8), above=0.4, **certain).verdict is Verdict.BY_CONSTRUCTION
+    assert judged(column(0.6, 0.7, 0.8), above=0.5, **certain).verdict is Verdict.BY_CONSTRUCTION
+    assert judged(column(0.6, 0.7, 0.8), above=0.95, **certain).verdict is Verdict.FAILS
+
+
+def test_the_effect_that_seeds_could_have_found_follows_from_their_deviation() -> None:
+    """λ = 3.15 of nine degrees of freedom: 0.996 deviations with ten seeds, by the tables of Cohen (1988)."""
+    assert detectable_effect(1, 10) == pytest.approx(0.996, abs=1e-3)
+    assert detectable_effect(0.3, 40) == pytest.approx(0.3 * 2.879 / 40**0.5, abs=1e-3)
+    sides = np.array([[6.0], [9], [12]]), np.array([[5.0], [7], [9]])  # deviations 3 and 2, of the differences 1
+    assert could_find(*sides, paired=True) == detectable_effect(1, 3)
+    assert could_find(*sides) == detectable_effect(13**0.5, 3)
+    assert could_find(sides[0][:1], sides[1]) is None
+    assert judged(column(6, 9, 12), column(5, 7, 9), above=0).could_find == detectable_effect(1, 3)
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_four_of_five_simulated_studies_find_the_effect_that_they_could_find(seeds: int) -> None:
+    value_NS = np.random.default_rng(7).normal(detectable_effect(0.2, seeds), 0.2, (20_000, seeds))
+    low_N = value_NS.mean(axis=1) - stdtrit(seeds - 1, 0.975) * value_NS.std(axis=1, ddof=1) / seeds**0.5
+    assert (low_N > 0).mean() == pytest.approx(0.8, abs=0.01)  # the standard error of a simulation is 0.003
+
+
+def test_check_marks_what_a_study_is_too_small_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims = [
+        "{claim: five points, arm: a, minus: b, above: -0.05, pilot_sd: 0.1}",  # ten seeds find 0.0996
+        "{claim: fifteen, arm: a, minus: b, above: 0.15, pilot_sd: 0.1}",
+        "{claim: any, arm: a, minus: b, above: 0, pilot_sd: 0.1}",
+        "{claim: the level, arm: a, above: 0.05, pilot_sd: 0.1}",
+        "{claim: certain, arm: a, above: 0, by_construction: true}",
+        "{claim: unknown, arm: a, minus: b, above: 0.1}",
+    ]
+    arms = "arms: {a: [], b: [train.steps=2]}\n"
+    text = f"name: s\nconfig: quickstart\nseeds: {[*range(10)]}\n{arms}predictions: [{', '.join(claims)}]\n"
+    (tmp_path / "s.yaml").write_text(text)
+    main(["check", str(tmp_path / "s.yaml")])
+    finds = "10 seeds find effects >= 0.0996 with 80 % power"
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"five points: {finds}: *underpowered*, the threshold is -0.05",
+        *(f"{name}: {finds}" for name in ("fifteen", "any", "the level")),
+        "certain: by construction",
+        "unknown: its power is not known (pilot_sd)",
+    ]
 
 
 def test_success_on_the_same_problems_is_compared_by_problem() -> None:

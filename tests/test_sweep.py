@@ -18,7 +18,7 @@ from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.study import load_study
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
-from condensegrpo.studies.lab.results import write_results
+from condensegrpo.studies.lab.results import markdown, study_figures, write_results
 from condensegrpo.studies.lab.study import load_lab_study, write_pilots
 from condensegrpo.training.sweep import StudyRun, adopt_warm_start, results_table, runs_of
 
@@ -118,6 +118,16 @@ def test_the_results_of_a_study_are_a_table_a_plot_and_figures_of_every_arm(fini
     assert (finished / "results.png").stat().st_size > 10_000
 
 
+def test_a_prediction_has_no_verdict_before_all_runs_of_its_arms_are_done(finished: Path, study: Path) -> None:
+    lab = load_lab_study(study)
+    runs = runs_of(lab, finished)[:3]  # of efficient the second seed is missing
+    figures = study_figures(lab, [run.config for run in runs], [run.arm for run in runs])
+    assert [each.verdict is None for each in figures.predictions] == [True, True, False]
+    page = markdown(figures)
+    assert "(held-out) | – | 1 of 2 runs: no verdict before all seeds are done | – | – |" in page
+    assert "(K=9) | – | 3 of 4 runs: no verdict before all seeds are done | – | – |" in page
+
+
 def test_arms_with_the_same_warm_start_make_it_once_and_sample_what_they_sample_alone(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +194,7 @@ def test_a_dry_run_lists_what_would_run(finished: Path, study: Path, tmp_path: P
     new = succeed("sweep", str(study), "--out", str(tmp_path), "--dry-run")
     assert "outcome-seed0            waiting   condensegrpo train " in new
     assert "4 runs; 8 steps left" in new
+    assert "studies.lab check" in new  # it has predictions
     assert list(tmp_path.iterdir()) == []
     metrics = finished / "efficient-seed1/metrics.jsonl"
     whole = metrics.read_text()

@@ -173,7 +173,7 @@ def check_writers(components: Components, source: str) -> None:
         try:
             check_vocabulary(writer := model_of(name))
         except CondenseError as error:
-            raise ConfigError(f"checking rollout.condense.writer: {error}") from error
+            raise ConfigError(f"checking rollout.condense.writer: {str(error).replace('model.path', 'it')}") from error
         if load_tokenizer(writer).get_vocab() != load_tokenizer(source).get_vocab():
             raise ConfigError(
                 f"checking rollout.condense.writer: the tokenizer of {writer} is not that of the policy, {source}: a "

@@ -14,6 +14,7 @@ from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.study import find_study
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.display.console import quiet_libraries
+from condensegrpo.studies.lab.predictions import power_lines
 from condensegrpo.studies.lab.results import RESULTS, markdown, play_study, write_results
 from condensegrpo.studies.lab.study import load_lab_study, write_pilots
 
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         study = load_lab_study(find_study(given.study))
         if given.action == "check":
-            print(f"{given.study}: predictions, pilots and report fit its arms and seeds")
+            print("\n".join([f"{given.study}: predictions, pilots and report fit its arms", *power_lines(study)]))
             return
         if given.action == "pilots":
             file = write_pilots(study, given.out)

@@ -13,6 +13,7 @@ from condensegrpo.metrics.intervals import Interval
 from condensegrpo.studies.lab.cross_play import CrossPlay
 from condensegrpo.studies.lab.intervals import (
     Matrix,
+    could_find,
     difference_interval,
     interquartile_mean,
     mean_interval,
@@ -60,6 +61,7 @@ class ArmComparison:
     baseline: str
     paired: bool  # by seed: the runs of a seed share their warm start
     difference: Interval  # in success
+    could_find: float | None  # the smallest effect that these seeds find with 80 % power; None: not known
     improvement: float  # probability that a seed of the arm is more successful than one of the baseline
     context_ratio: float  # context of the arm over that of the baseline
 
@@ -165,6 +167,7 @@ def _compared(
         baseline=baseline,
         paired=paired,
         difference=difference_interval(*success, paired=paired),
+        could_find=could_find(*success, paired=paired),
         improvement=probability_of_improvement(*success),
         context_ratio=float(our_context / their_context),
     )

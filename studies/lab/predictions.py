@@ -1,18 +1,25 @@
 """Compares the predictions of a study with what was found. Pure functions.
 
 The interval decides, at 95 % and over seeds and problems: a prediction holds if the whole interval is beyond its
-threshold, fails if the whole interval is on the other side, and is undecided else, or with fewer than two seeds.
+threshold, fails if the whole interval is on the other side, and is undecided else, or with fewer than two seeds. There
+is no verdict before all seeds of its arms are done: looking several times finds more than there is.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from condensegrpo.metrics.intervals import Interval
-from condensegrpo.studies.lab.intervals import Matrix, difference_interval, mean_interval
-from condensegrpo.studies.lab.study import Prediction
+from condensegrpo.studies.lab.intervals import (
+    Matrix,
+    could_find,
+    detectable_effect,
+    difference_interval,
+    mean_interval,
+)
+from condensegrpo.studies.lab.study import EFFECTS, LabStudy, Prediction
 
 
 class Verdict(StrEnum):
@@ -20,6 +27,7 @@ class Verdict(StrEnum):
 
     HOLDS = "holds"  # the whole interval is beyond the threshold
     FAILS = "fails"  # the whole interval is on the other side
+    BY_CONSTRUCTION = "by construction"  # the study file says so, and it does not fail
     UNDECIDED = "undecided"  # the threshold is in the interval, a side has one seed, or the figure was not measured
 
 
@@ -30,11 +38,6 @@ class Figure:
     value_SP: Matrix  # of every seed and problem, or (S, 1) where it is not known by problem
     seeds: tuple[int, ...]  # (S,)
     problems: tuple[str, ...]  # (P,); () for means over them
-
-    def of_seeds(self, seeds: Collection[int]) -> "Figure":
-        """The rows of some seeds."""
-        rows = [row for row, seed in enumerate(self.seeds) if seed in seeds]
-        return replace(self, value_SP=self.value_SP[rows], seeds=tuple(self.seeds[row] for row in rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,23 @@ class PredictionOutcome:
     found: Interval | None  # None: it was not measured
     by_seed: Mapping[str, float]  # of the arm, or of the contrast if both arms have the same seeds
     paired: bool  # the difference was computed seed by seed
-    verdict: Verdict
+    verdict: Verdict | None  # None: some of its runs are not done
+    could_find: float | None = None  # the smallest effect that these seeds find with 80 % power; None: not known
+    done: str = ""  # "12 of 20 runs", without a verdict
+
+
+def unfinished(prediction: Prediction, done: str) -> PredictionOutcome:
+    """A prediction some of whose runs are not done."""
+    return PredictionOutcome(
+        claim=prediction.claim,
+        evaluation=prediction.evaluation,
+        predicted=prediction.text,
+        found=None,
+        by_seed={},
+        paired=False,
+        verdict=None,
+        done=done,
+    )
 
 
 def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, *, paired: bool) -> PredictionOutcome:
@@ -55,24 +74,21 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
 
     Args:
         theirs: of the subtracted arm; None: the prediction is about an arm alone, or it was not measured.
-        paired: the runs of a seed share their warm start, or are the same: compared are the seeds that both arms have.
+        paired: both sides have the same seeds, and the runs of a seed share their warm start, or are the same.
     """
-    found, values_S = None, np.array([])
+    found, least, values_S = None, None, np.array([])
     share = prediction.figure == "success"
     if ours is not None and prediction.minus is None:
         found, values_S = mean_interval(ours.value_SP, share=share), ours.value_SP.mean(axis=1)
+        least = could_find(ours.value_SP)
     elif ours is not None and theirs is not None:
-        both = {*ours.seeds} & {*theirs.seeds}  # while a sweep goes on, an arm has seeds that the other lacks
-        paired = paired and bool(both)
-        if paired:
-            ours, theirs = ours.of_seeds(both), theirs.of_seeds(both)
         sides = ours.value_SP, prediction.times * theirs.value_SP
         if not ours.problems or ours.problems != theirs.problems:
             sides = sides[0].mean(axis=1, keepdims=True), sides[1].mean(axis=1, keepdims=True)
         found = difference_interval(*sides, paired=paired, share=share and prediction.times == 1)
+        least = could_find(*sides, paired=paired)
         if ours.seeds == theirs.seeds:
             values_S = (sides[0] - sides[1]).mean(axis=1)
-    fewest = min(len(side.seeds) for side in (ours, theirs) if side is not None) if found is not None else 0
     return PredictionOutcome(
         claim=prediction.claim,
         evaluation=prediction.evaluation,
@@ -80,11 +96,31 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
         found=found,
         by_seed=dict(zip(map(str, ours.seeds), values_S.tolist(), strict=True)) if ours and values_S.size else {},
         paired=paired and prediction.minus is not None,
-        verdict=_verdict(prediction, found) if found is not None and fewest > 1 else Verdict.UNDECIDED,
+        verdict=Verdict.UNDECIDED if found is None or least is None else _verdict(prediction, found),
+        could_find=least,
     )
 
 
 def _verdict(prediction: Prediction, found: Interval) -> Verdict:
     lies_above, lies_below = found.low > prediction.threshold, found.high < prediction.threshold
     holds, fails = (lies_above, lies_below) if prediction.below is None else (lies_below, lies_above)
+    if prediction.by_construction and not fails:
+        return Verdict.BY_CONSTRUCTION
     return Verdict.HOLDS if holds else Verdict.FAILS if fails else Verdict.UNDECIDED
+
+
+def power_lines(study: LabStudy) -> Iterator[str]:
+    """For each prediction of a study the effect that its seeds find, by the deviation of a pilot.
+
+    A contrast is underpowered if its threshold is smaller; a threshold of 0 names no size.
+    """
+    for each in study.predictions:
+        if each.pilot_sd is None or each.by_construction:
+            why = "by construction" if each.by_construction else "its power is not known (pilot_sd)"
+            yield f"{each.claim}: {why}"
+            continue
+        least = detectable_effect(each.pilot_sd, len(study.seeds))
+        contrast = each.minus is not None or each.figure in EFFECTS
+        weak = contrast and 0 < abs(each.threshold) < least
+        mark = f": *underpowered*, the threshold is {each.threshold:g}" if weak else ""
+        yield f"{each.claim}: {len(study.seeds)} seeds find effects >= {least:.3g} with 80 % power{mark}"

@@ -31,7 +31,7 @@ from condensegrpo.studies.lab.figures import (
 )
 from condensegrpo.studies.lab.intervals import ENOUGH
 from condensegrpo.studies.lab.plots import plot_study
-from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome
+from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome, unfinished
 from condensegrpo.studies.lab.study import EFFECTS, LabStudy, Prediction
 from condensegrpo.training.sweep import runs_of
 
@@ -82,6 +82,12 @@ def study_figures(study: LabStudy, runs: Sequence[RunConfig], arms: Sequence[str
         return cross_play.effect(name, cells[arm, evaluation]) if (arm, evaluation) in cells else None
 
     def predicted(claim: Prediction) -> PredictionOutcome:
+        if claim.figure in EFFECTS:
+            kind, done = "cross-plays", {side: len(cells.get(side, ())) for side in claim.sides}
+        else:
+            kind, done = "runs", {(arm, ""): len(by_arm.get(arm, ())) for arm, _ in claim.sides}
+        if (total := sum(done.values())) < (needed := len(study.seeds) * len(done)):
+            return unfinished(claim, f"{total} of {needed} {kind}")
         sides = [figure(claim.figure, *side) for side in claim.sides]
         if claim.minus is None:
             return outcome(claim, sides[0], None, paired=False)
@@ -161,14 +167,18 @@ def markdown(figures: StudyFigures) -> str:
 
 def predictions_table(predictions: Sequence[PredictionOutcome]) -> str:
     """``Predicted | Found`` with the values by seed; a figure in [−1, 1] has three digits, others have one."""
-    lines = ["| claim | predicted | found [95 %] | | by seed |", "| --- | --- | --- | --- | --- |"]
+    heads = ["claim", "predicted", "found [95 %]", "", "could have found", "by seed"]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for each in predictions:
         form = ".3f" if each.found is None or abs(each.found.mean) <= 1 else ".1f"
         found = "not measured" if each.found is None else f"{each.found:{form}}{', paired' if each.paired else ''}"
         values = ", ".join(f"{value:{form}}" for value in each.by_seed.values()) or "–"
-        lines.append(
-            f"| {each.claim} | {each.predicted} ({each.evaluation}) | {found} | **{each.verdict}** | {values} |"
-        )
+        verdict = f"**{each.verdict}**"
+        if each.verdict is None:
+            found, verdict = "–", f"{each.done}: no verdict before all seeds are done"
+        least = "–" if each.could_find is None else f"effects >= {each.could_find:{form}}"
+        cells = (each.claim, f"{each.predicted} ({each.evaluation})", found, verdict, least, values)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -189,7 +199,8 @@ def _table(evaluation: EvaluationFigures, figures: StudyFigures) -> str:
     curves = {curve.arm: curve for curve in figures.curves} if evaluation.name == HELD_OUT else {}
     heads = ["arm", "seeds", "before", "success [95 %]", "a new seed, 95 %", "interquartile mean"]
     heads += ["largest context, tokens [95 %]"]
-    heads += [f"success − {figures.baseline} [95 %]", f"P(better than {figures.baseline})", "context ratio"]
+    heads += [f"success − {figures.baseline} [95 %]", "could have found", f"P(better than {figures.baseline})"]
+    heads += ["context ratio"]
     heads += [f"steps to {figures.reach:g}"] if curves else []
     rows = [_row(arm, compared.get(arm.arm), curves.get(arm.arm), metrics) for arm in evaluation.arms]
     lines = (f"| {' | '.join(cells)} |" for cells in ([*heads, *metrics], ["---"] * len([*heads, *metrics]), *rows))
@@ -206,9 +217,10 @@ def _row(
     cells += [f"{arm.new_seed.low:.3f} … {arm.new_seed.high:.3f}" if arm.new_seed else "–", f"{arm.success_iqm:.3f}"]
     cells += [f"{'–' if arm.context_before is None else f'{arm.context_before:.1f}'} → {arm.context:.1f}"]
     if comparison is None:
-        cells += ["–"] * 3
+        cells += ["–"] * 4
     else:
         cells += [f"{comparison.difference:+.3f}{', paired' if comparison.paired else ''}"]
+        cells += ["–" if comparison.could_find is None else f"effects >= {comparison.could_find:.3f}"]
         cells += [f"{comparison.improvement:.2f}", f"{comparison.context_ratio:.2f}"]
     cells += [_reached(curve)] if curve else []
     return cells + [f"{fmean(arm.by_seed[key].values()):.3f}" if key in arm.by_seed else "–" for key in metrics]

@@ -44,6 +44,11 @@ class Prediction(Section):
     """The claim holds if the whole interval lies above this, and fails if it lies below."""
     below: float | None = None
     """Likewise the other way round; one of the two is needed."""
+    pilot_sd: float | None = Field(default=None, gt=0)
+    """Standard deviation over seeds of the figure or contrast in a pilot, √(s² + s'²) of arms that are not paired:
+    check says which effect the study finds. null: not known."""
+    by_construction: bool = False
+    """The figure cannot come out otherwise: the verdict is "by construction", unless it fails."""
 
     @model_validator(mode="after")
     def _has_one_threshold(self) -> "Prediction":
