@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.studies.lab.__main__ import main
 from condensegrpo.studies.lab.cross_play import cell, cross_play, cross_play_table, effect
-from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures
+from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures, figure_of
 from condensegrpo.studies.lab.intervals import could_find, detectable_effect
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
 from condensegrpo.studies.lab.results import _outcome, markdown, play_study
@@ -159,6 +160,26 @@ def test_the_table_of_an_unfinished_sweep_compares_the_seeds_that_both_arms_have
     assert (paired.paired, paired.improvement, paired.context_ratio) == (True, 0.875, 1.0)  # 3½ of 4 pairs are better
     (whole,) = evaluation_figures("held-out", arms, baseline="b", metrics=()).comparisons
     assert whole.difference.mean == pytest.approx(0.4 - 0.375)
+
+
+def test_where_seeds_have_problems_of_their_own_the_means_of_seeds_give_the_intervals() -> None:
+    """The differences of seeds are 0.5, 0.5 and 1: 2/3 ± t(2) · 0.2887 / √3, with t = 4.303."""
+
+    def run(seed: int, *success: float) -> SeedOutcome:
+        values = {f"p{place} asks {seed}": each for place, each in enumerate(success)}
+        figures = {"success": fmean(success), "context_tokens": 1.0}
+        return SeedOutcome(seed=seed, success=values, context=dict.fromkeys(values, 1.0), before={}, after=figures)
+
+    arms = {"a": [run(1, 1, 0), run(2, 1, 1), run(3, 1, 1)], "b": [run(1, 0, 0), run(2, 0, 1), run(3, 0, 0)]}
+    shown = evaluation_figures("held-out", arms, baseline="b", metrics=(), shared=("a",))
+    (compared,) = shown.comparisons
+    assert compared.difference == pytest.approx((2 / 3, 2 / 3 - 4.303 * 0.2887 / 3**0.5, 1), abs=1e-3)  # cut off at 1
+    assert shown.arms[0].problems == 2
+    sides = [figure_of(runs, "success") for runs in arms.values()]
+    predicted = outcome(Prediction(claim="c", arm="a", minus="b", above=0), *sides, paired=True)
+    assert predicted.found == pytest.approx(compared.difference)
+    cells = {name: {"first": 0.0} for name in CELLS[10]}
+    assert effect("writer_effect", {10: CELLS[10], 11: cells}).value_SP.tolist() == [[0.5], [0]]
 
 
 def test_a_table_has_a_dash_before_training_where_one_run_of_an_arm_was_not_evaluated_then() -> None:

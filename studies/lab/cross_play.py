@@ -107,18 +107,24 @@ def effect(name: str, by_seed: Mapping[int, Cells]) -> Figure:
     """One of ``EFFECTS``, of every seed and problem.
 
     Args:
-        by_seed: seed → cells, all with the same problems.
+        by_seed: seed → cells. Where seeds have problems of their own, the value of each is a mean over them.
     """
-    seeds, problems = tuple(by_seed), tuple(sorted(next(iter(by_seed.values()))[cell("initial", "initial")]))
+    seeds, (problems, *others) = (
+        tuple(by_seed),
+        [sorted(cells[cell("initial", "initial")]) for cells in by_seed.values()],
+    )
+    own = any(other != problems for other in others)
 
     def matrix(writer: str, reader: str) -> Matrix:
-        cells = (by_seed[seed][cell(writer, reader)] for seed in seeds)
+        cells = [by_seed[seed][cell(writer, reader)] for seed in seeds]
+        if own:
+            return np.array([[fmean(success.values())] for success in cells])
         return np.array([[success[problem] for problem in problems] for success in cells])
 
     swapped = matrix("trained", "initial") - matrix("initial", "trained")
     both = matrix("trained", "trained") - matrix("initial", "initial")
     value_SP = (both + (swapped if name == "writer_effect" else -swapped)) / 2
-    return Figure(value_SP=value_SP, seeds=seeds, problems=problems)
+    return Figure(value_SP=value_SP, seeds=seeds, problems=() if own else tuple(problems))
 
 
 def cross_play(arm: str, evaluation: str, by_seed: Mapping[int, Cells]) -> CrossPlay:

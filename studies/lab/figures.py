@@ -118,12 +118,14 @@ def evaluation_figures(
     """The figures of an evaluation.
 
     Args:
-        outcomes: arm → its runs, at least one; all of an arm have the same problems.
+        outcomes: arm → its runs, at least one. Where seeds have problems of their own, all intervals are over the means
+            of seeds.
         metrics: to show besides ``FIGURES``.
         shared: arms whose runs share the warm starts of the baseline's, seed by seed: compared are the seeds of both.
     """
-    success = {arm: _matrix([outcome.success for outcome in runs]) for arm, runs in outcomes.items()}
-    context = {arm: _matrix([outcome.context for outcome in runs]) for arm, runs in outcomes.items()}
+    nested = any(map(_problems_differ, outcomes.values()))
+    success = {arm: _matrix([outcome.success for outcome in runs], nested) for arm, runs in outcomes.items()}
+    context = {arm: _matrix([outcome.context for outcome in runs], nested) for arm, runs in outcomes.items()}
     problems = {arm: frozenset(runs[0].success) for arm, runs in outcomes.items()}
     return EvaluationFigures(
         name=name,
@@ -147,7 +149,7 @@ def evaluation_figures(
             for arm, runs in outcomes.items()
         ),
         comparisons=tuple(
-            _compared(arm, outcomes[arm], baseline, outcomes[baseline], paired=arm in shared)
+            _compared(arm, outcomes[arm], baseline, outcomes[baseline], paired=arm in shared, nested=nested)
             for arm in outcomes
             if arm != baseline and problems[arm] == problems.get(baseline)
         ),
@@ -155,13 +157,13 @@ def evaluation_figures(
 
 
 def _compared(
-    arm: str, ours: Sequence[SeedOutcome], baseline: str, theirs: Sequence[SeedOutcome], *, paired: bool
+    arm: str, ours: Sequence[SeedOutcome], baseline: str, theirs: Sequence[SeedOutcome], *, paired: bool, nested: bool
 ) -> ArmComparison:
     if paired:
         both = {run.seed for run in ours} & {run.seed for run in theirs}
         ours, theirs = ([run for run in runs if run.seed in both] for runs in (ours, theirs))
-    success = _matrix([run.success for run in ours]), _matrix([run.success for run in theirs])
-    our_context, their_context = (_matrix([run.context for run in runs]).mean() for runs in (ours, theirs))
+    success = _matrix([run.success for run in ours], nested), _matrix([run.success for run in theirs], nested)
+    our_context, their_context = (_matrix([run.context for run in runs], nested).mean() for runs in (ours, theirs))
     return ArmComparison(
         arm=arm,
         baseline=baseline,
@@ -182,12 +184,11 @@ def figure_of(runs: Sequence[SeedOutcome], name: str) -> Figure | None:
     """A figure of an arm's runs; None: there is no run, or one of them did not measure it."""
     if not runs or any(name not in run.after for run in runs):
         return None
+    seeds = tuple(run.seed for run in runs)
     by_problem = {"success": [run.success for run in runs], "context_tokens": [run.context for run in runs]}.get(name)
-    return Figure(
-        value_SP=np.array([[run.after[name]] for run in runs]) if by_problem is None else _matrix(by_problem),
-        seeds=tuple(run.seed for run in runs),
-        problems=() if by_problem is None else tuple(sorted(by_problem[0])),
-    )
+    if by_problem is not None and not _problems_differ(runs):
+        return Figure(value_SP=_matrix(by_problem), seeds=seeds, problems=tuple(sorted(by_problem[0])))
+    return Figure(value_SP=np.array([[run.after[name]] for run in runs]), seeds=seeds, problems=())
 
 
 def learning_curve(arm: str, courses: Mapping[int, Mapping[int, float]], *, reach: float) -> LearningCurve:
@@ -204,9 +205,14 @@ def learning_curve(arm: str, courses: Mapping[int, Mapping[int, float]], *, reac
     )
 
 
-def _matrix(values: Sequence[Mapping[str, float]]) -> Matrix:
-    """Runs × problems, the problems in sorted order."""
+def _problems_differ(runs: Sequence[SeedOutcome]) -> bool:
+    """Whether seeds have problems of their own, as with ``{seed}`` in an override of the task."""
+    return any(run.success.keys() != runs[0].success.keys() for run in runs)
+
+
+def _matrix(values: Sequence[Mapping[str, float]], nested: bool = False) -> Matrix:
+    """Runs × problems, the problems in sorted order; if nested, a column: problems are part of a seed's variance."""
+    if nested:
+        return np.array([[fmean(run.values())] for run in values])
     problems = sorted(values[0])
-    if any(other.keys() != values[0].keys() for other in values):
-        raise ValueError("the runs of an arm were evaluated on different problems")
     return np.array([[run[problem] for problem in problems] for run in values], dtype=np.float64)
