@@ -26,7 +26,7 @@ compare: install
 # They start several hundred interpreters: bytecode is stored even where the environment forbids it.
 test: install others vllm
 	$(MAKE) --jobs 2 --output-sync=target lint typecheck docs
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --workers 4
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
 # `make test` spends half a minute on one round.

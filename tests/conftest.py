@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import workers
 from hypothesis import HealthCheck, settings
 
 from condensegrpo.core.process import postpone_collections, resume_collections
@@ -67,17 +68,33 @@ LONG = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the number of forks that run the files; 0 runs them in this process."""
+    parser.addoption("--workers", type=int, default=0, help="run the files in so many forks, made after collection")
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the files in forks, if any were asked for."""
+    count = session.config.getoption("workers")
+    if not count or session.testsfailed or session.config.option.collectonly:
+        return None
+    workers.run(session, count)
+    return True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first (with pytest-xdist's --no-loadscope-reorder)."""
+    """Put the files that take longest first."""
     order = {f"test_{name}.py": index for index, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Import the tests, and what they import, without looking for garbage among it.
 
     SIGINT is what it is at a terminal: a shell ignores it in jobs in the background, and children inherit that.
     """
+    if session.config.getoption("workers"):
+        workers.start_the_process_of_commands()
     postpone_collections()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

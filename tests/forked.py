@@ -43,7 +43,7 @@ class ForkedCommand:
         self._output = Path(tempfile.mkdtemp(prefix="command-"))
         weakref.finalize(self, shutil.rmtree, self._output, ignore_errors=True)
         streams = [str(self._output / name) for name in ("stdout", "stderr")]
-        self._process = _server(tuple(sorted(environment.items()))).Process(
+        self._process = command_server(tuple(sorted(environment.items()))).Process(
             target=_child, args=(program, self.args, str(cwd), {**environment, **more}, streams)
         )
         self._process.start()
@@ -103,7 +103,7 @@ def forked_ranks(
 
 
 @cache
-def _server(environment: tuple[tuple[str, str], ...]) -> ForkServerContext:
+def command_server(environment: tuple[tuple[str, str], ...]) -> ForkServerContext:
     """The process to fork, started with this environment: libraries read theirs when they are imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from command import ENVIRONMENT
-from forked import ForkedCommand, _server
+from forked import ForkedCommand, command_server
 
 NAMES = ("sbatch", "scancel", "scontrol", "squeue", "srun", "condensegrpo")
 CLIENT = """#!{python} -SE
@@ -124,7 +124,7 @@ class Killed:
 @contextmanager
 def slurm(folder: Path) -> Iterator[Slurm]:
     """The executables in a new folder, and the process that answers them."""
-    _server(tuple(sorted(ENVIRONMENT.items())))
+    command_server(tuple(sorted(ENVIRONMENT.items())))
     job = Slurm(folder)
 
     class Handler(socketserver.StreamRequestHandler):

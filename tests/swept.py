@@ -6,7 +6,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from command import ENVIRONMENT, ROOT
-from forked import _child, _server, main
+from forked import _child, command_server, main
 from typer import Exit
 
 from condensegrpo.cli.process import SWEEP
@@ -35,7 +35,7 @@ class ForkedRun:
 
 def start_sweep(study: Path, out: Path, *, parallel: int) -> BaseProcess:
     """A running sweep; its exit code is that of the command."""
-    process = _server(tuple(sorted(ENVIRONMENT.items()))).Process(target=_sweep, args=(study, out, parallel))
+    process = command_server(tuple(sorted(ENVIRONMENT.items()))).Process(target=_sweep, args=(study, out, parallel))
     process.start()
     return process
 

@@ -1,0 +1,97 @@
+"""Runs the collected tests in forks of this process, a file at a time (``pytest --workers 4``).
+
+A fork finds imported what was collected, and all forks share the process in which commands start (``forked.py``):
+pytest-xdist imports torch, transformers and DeepSpeed in each worker twice.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from multiprocessing.connection import Connection, wait
+
+import pytest
+
+
+def start_the_process_of_commands() -> None:
+    """Start it beside the collection, and keep forks from starting one: they ask whether *their* child runs."""
+    from command import ENVIRONMENT
+    from forked import command_server
+
+    command_server(tuple(sorted(ENVIRONMENT.items())))
+    for asked in (multiprocessing.forkserver, multiprocessing.forkserver._forkserver):  # type: ignore[attr-defined]
+        asked.ensure_running = lambda: None
+
+
+def run(session: pytest.Session, workers: int) -> None:
+    """Run the items of the session in so many forks, each of which takes the next file when it has run one."""
+    files = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
+    todo, numbers = os.pipe()
+    for number in range(len(files)):
+        os.write(numbers, number.to_bytes(2))
+    os.close(numbers)
+    context, running = multiprocessing.get_context("fork"), {}
+    for _ in range(min(workers, len(files))):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(session, files, todo, sender))
+        process.start()
+        sender.close()
+        running[receiver] = process
+    began = dict.fromkeys(running, "its first test")
+    while running:
+        for ready in wait(list(running)):
+            assert isinstance(ready, Connection)
+            try:
+                kind, value = ready.recv()
+            except EOFError:
+                process = running.pop(ready)
+                process.join()
+                session.shouldfail = f"a worker ended with exit code {process.exitcode} in {began[ready]}"
+                continue
+            if kind == "report":
+                report = session.config.hook.pytest_report_from_serializable(config=session.config, data=value)
+                session.config.hook.pytest_runtest_logreport(report=report)
+            elif kind == "began":
+                began[ready] = value
+            else:
+                running.pop(ready).join()
+        if session.shouldfail:
+            os.read(todo, 1 << 16)  # no further file
+    os.close(todo)
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+
+
+class _Sender:
+    """Sends to the process that prints what a worker's tests report."""
+
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config, self._connection = config, connection
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._connection.send(("began", nodeid))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._connection.send(("report", data))
+
+
+def _work(session: pytest.Session, files: Sequence[Sequence[pytest.Item]], todo: int, connection: Connection) -> None:
+    plugins = session.config.pluginmanager
+    plugins.unregister(name="terminalreporter")
+    plugins.register(_Sender(session.config, connection))
+    capture = plugins.getplugin("capturemanager")
+    capture.stop_global_capturing()  # its files have one position in all forks
+    capture.start_global_capturing()
+    try:
+        while number := os.read(todo, 2):
+            for item, following in pairwise([*files[int.from_bytes(number)], None]):
+                assert item is not None
+                session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.shouldfail:
+                    break
+        connection.send(("ended", None))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        capture.stop_global_capturing()
