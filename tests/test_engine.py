@@ -124,6 +124,15 @@ def test_uneven_rows_on_two_ranks_equal_plain_torch_on_all_of_them(ranks: Path, 
     assert results[0][1] == results[1][1]  # metrics are over all ranks
 
 
+def test_two_ranks_in_bfloat16_hold_the_same_weights_near_plain_torch(ranks: Path) -> None:
+    _, norms = plain([rows(3, seed=step) for step in range(STEPS)], qwen3())
+    (first, stats), (second, others) = (torch.load(ranks / f"bfloat16_rank{rank}.pt") for rank in range(2))
+    assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=0.05)
+    assert stats == others
+    assert {tensor.dtype for tensor in first.values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_shared_prefixes_shared_out_over_two_ranks_equal_plain_torch_on_all_rows(ranks: Path, stage: int) -> None:
     steps = [forking_rows(24, seed=step) for step in range(STEPS)]

@@ -56,10 +56,8 @@ def test_deepspeed_settings_say_what_to_offload(offload: Offload, wanted: dict[s
 @pytest.mark.parametrize(
     ("make", "offload", "stage"),
     [
-        (qwen3, "optimiser", 1),
         (moved_qwen3, "optimiser", 2),
         (qwen3, "optimiser", 3),
-        (qwen3, "optimiser_and_weights", 3),
         (moved_qwen3, "optimiser_and_weights", 3),
     ],
 )

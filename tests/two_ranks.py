@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import torch
-from adapters import EVERYWHERE, moved_qwen3
+from adapters import EVERYWHERE, adapted_qwen3, moved_qwen3
 from builders import scored, trajectory
 from estimating import LOSSES
 from packed import collate, hidden_and_bytes
@@ -33,9 +35,11 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import Segment, StopReason
 from condensegrpo.episodes.failures import FailureWatch, failures_of
 from condensegrpo.learner import checkpoint, ranks
+from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.engine import (
     STAGES,
     DeepSpeedEngine,
+    Offload,
     against_base,
     close_deepspeed,
     measure_logprobs,
@@ -45,13 +49,15 @@ from condensegrpo.learner.engine import (
 from condensegrpo.learner.layers import CompileTrial, agreed_trial, checkpoint_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
-from condensegrpo.learner.settings import OptimizerSettings
+from condensegrpo.learner.settings import Dtype, OptimizerSettings
+from condensegrpo.learner.training_state import on_device, to_main_memory
 from condensegrpo.learner.weights import gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
 ROWS = {"2_1": (2, 1), "3_0": (3, 0)}  # of the two ranks
 SPLITS = (("3_0", 0), ("2_1", 1), ("3_0", 2), ("2_1", 3), ("3_0", 3))  # with the ZeRO stage
+OFFLOAD: dict[int, Offload] = {1: "optimiser", 3: "optimiser_and_weights"}  # by the stage of "2_1"
 
 
 def at_once(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
@@ -68,25 +74,42 @@ def micro_batches(some: Sequence[Segment], size: int) -> list[PackedBatch]:
 
 
 def train(
-    stage: int, mine: Sequence[Sequence[PackedBatch]], objective: ObjectiveFunction = loss
+    stage: int,
+    mine: Sequence[Sequence[PackedBatch]],
+    objective: ObjectiveFunction = loss,
+    *,
+    model: Callable[[], PreTrainedModel] = qwen3,
+    dtype: Dtype = "float32",
+    offload: Offload = "none",
+    away: bool = False,
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    """Some steps of a fresh engine; the weights after them and the metrics of each."""
-    engine = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    stats = [optimizer_step(engine, batches, objective, temperature=0.9) for batches in mine]
+    """Some steps of a fresh engine, whose state may be away between them; the weights after them, metrics of each."""
+    engine = open_deepspeed(
+        model().to(DTYPES[dtype]), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype=dtype, offload=offload
+    )
+    stats = []
+    if away:
+        to_main_memory(engine)
+    for batches in mine:
+        with on_device(engine) if away else nullcontext():
+            stats.append(optimizer_step(engine, batches, objective, temperature=0.9))
+        assert sum(1 for _ in gathered_weights(engine))  # as a sampler is sent them
     weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
     close_deepspeed(engine)
     return weights, stats
 
 
 def uneven(folder: Path) -> None:
-    """Two ranks with 2 rows and 1, then with 3 and none; a micro-batch a row."""
+    """Two ranks with 2 rows and 1, and offload, then with 3 and none; a micro-batch a row. Under ZeRO 2 as on a GPU."""
     rank = ranks.rank()
     for name, stage in SPLITS:
         first, second = ROWS[name]
         mine = slice(0, first) if rank == 0 else slice(first, first + second)
         batches = [micro_batches(rows(3, seed=step)[mine], 1) for step in range(STEPS)]
-        found = train(stage, batches)
+        found = train(stage, batches, offload=OFFLOAD.get(stage, "none") if second else "none", away=stage == 2)
         torch.save(found, folder / f"{name}_stage{stage}_rank{rank}.pt")
+        if stage == 2:
+            torch.save(train(2, batches, dtype="bfloat16", away=True), folder / f"bfloat16_rank{rank}.pt")
 
 
 def shared_out(folder: Path) -> None:
@@ -207,11 +230,17 @@ def _late(folder: Path) -> None:
 
 
 def saved_and_resumed(folder: Path) -> None:
-    """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; ZeRO 3, all ranks."""
+    """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; ZeRO 3, all ranks.
+
+    They train adapters with dropout; ``resharded`` trains all weights.
+    """
     rank, checkpoints = ranks.rank(), folder / "checkpoints"
     batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
-    whole, _ = train(3, batches)
-    first = open_deepspeed(qwen3(), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    torch.manual_seed(5 + rank)
+    whole, _ = train(3, batches, model=partial(adapted_qwen3, EVERYWHERE))
+    torch.manual_seed(5 + rank)
+    policy = adapted_qwen3(EVERYWHERE)
+    first = open_deepspeed(policy, zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     for some in batches[:3]:
         optimizer_step(first, some, loss, temperature=0.9)
     if rank == 0:  # as a process of the same id would have left it
@@ -220,7 +249,9 @@ def saved_and_resumed(folder: Path) -> None:
         (stale / "rng_rank_7.pt").touch()
     path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
     close_deepspeed(first)
-    second = open_deepspeed(qwen3(seed=9), zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    torch.manual_seed(99)
+    policy = adapted_qwen3(EVERYWHERE, seed=7)
+    second = open_deepspeed(policy, zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     state = checkpoint.load_checkpoint(second, path)
     for some in batches[3:]:
         optimizer_step(second, some, loss, temperature=0.9)

@@ -3,12 +3,13 @@
     cd benchmarks && python -m gpu.colocated --out OUT                    5 minutes: 0.14 B parameters
 
     calls   sampling, sleep, wake and new weights of either, the server's by CUDA IPC and by a folder
-    train   whole steps of ``train``: in process, with the server, with the server and two worker processes
+    train   whole steps of ``train``: in process, with the server (weights by a folder, by CUDA IPC), with workers
 
 OUT/colocated.jsonl has a line for every call and step. Issue: the server stays alone if its step is at most 5 % slower.
 """
 
 import argparse
+import json
 import os
 import secrets
 import tempfile
@@ -30,6 +31,7 @@ from condensegrpo.learner.devices import synchronize
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
+from gpu.ipc_servers import ENVIRONMENT, FLAGS
 from gpu.policy import random_policy
 from gpu.record import device, parser, recording, side
 from gpu.rollout_costs import ours, setting_of, world_options, worlds_of
@@ -38,6 +40,11 @@ from gpu.training import train
 TRAINED = {  # overrides of rand.yaml
     "in process": ["sampler.name=vllm"],
     "server": ["sampler.name=vllm_server", "sampler.options.server.gpu_memory_utilization=0.4"],
+    "server, ipc": [
+        f"sampler.name={Path(__file__).with_name('ipc_servers.py')}:IpcServers",
+        "sampler.options.server.gpu_memory_utilization=0.4",
+        f"sampler.options.server.flags={json.dumps(FLAGS)}",
+    ],
     "server, workers": [
         "sampler.name=vllm_server",
         "sampler.options.server.gpu_memory_utilization=0.4",
@@ -50,8 +57,8 @@ def served(setting: Setting) -> Run:
     """A server beside this process; a run plays a world, and on a GPU has it sleep, wake and take weights by IPC."""
     gpu = torch.cuda.is_available()
     token = os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(24)
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of CUDA IPC are pickled
-    flags = ("--enable-sleep-mode", "--weight-transfer-config", '{"backend": "ipc"}') if gpu else ()
+    os.environ.update(ENVIRONMENT)
+    flags = ("--enable-sleep-mode", *FLAGS) if gpu else ()
     settings = ServerSettings(gpu_memory_utilization=0.4, flags=flags)
     model = ServedModel(path=str(setting.folder), dtype=setting.dtype, max_model_len=setting.longest)
     folder = Path(tempfile.mkdtemp())  # which ends with the server
@@ -150,7 +157,7 @@ def main() -> None:
         policy = random_policy(options.models, options.shape, reads=True)
         for name in options.runs if "train" in options.parts else ():
             overrides = [*TRAINED[name], f"train.steps={1 + options.rounds}", *options.overrides]
-            train(record, name.replace(", ", "-").replace(" ", "-"), policy, overrides)
+            train(record, name.replace(", ", "-").replace(" ", "-"), policy, overrides, ENVIRONMENT)
 
 
 if __name__ == "__main__":
