@@ -109,6 +109,18 @@ def run_script(path: Path) -> None:
     runpy.run_path(str(path), run_name="__main__")
 
 
+def run_as_the_interpreter(path: Path) -> None:
+    """Run a program; what it raises is shown by ``sys.excepthook``, from the line of the program on."""
+    try:
+        run_script(path)
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
+
+
 def succeed_as_script(path: Path, *arguments: str) -> str:
     """What a Python file prints with these arguments, in a fork."""
     return succeed(*arguments, program=partial(run_script, path))

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 from builders import add_trajectory, ledger_episode, scored, write_tokenizer
-from command import ENVIRONMENT, succeed
+from command import run, run_as_the_interpreter, succeed
 from talk import said, shown, tokenizer
 from transformers import Qwen3Config
 
@@ -160,6 +161,7 @@ def test_a_trajectory_is_printed_and_drawn_for_a_notebook(demo: cg.Run, capsys: 
 
 def test_importing_the_package_loads_nothing_and_a_run_needs_no_torch() -> None:
     program = """
+import subprocess
 import sys
 import condensegrpo as cg
 assert not [name for name in sys.modules if name.startswith("condensegrpo.")], "loaded"
@@ -402,9 +404,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("program")
     (folder / "mine.py").write_text(MINE)
     (folder / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    done = run(cwd=folder, program=partial(run_as_the_interpreter, folder / "program.py"))
     assert done.returncode == 1
     return folder, done.stderr
 

@@ -126,10 +126,7 @@ def test_the_options_of_a_configuration_are_tried(tmp_path: Path) -> None:
     assert "the option max_batch is 0" in finding.found
 
 
-def test_adapters_are_tried_as_a_run_sends_them(faults: str, tmp_path: Path) -> None:
-    def found(name: str) -> ParityTrial:
-        config = vary(parity_config(name, {}), ("model.lora.rank=4",))
-        return parity_trial(config, RunFolder.create(tmp_path / name.rpartition(":")[2]))
-
-    assert found("transformers").passed
-    assert not found(f"{faults}:Stale").passed
+def test_a_missed_update_of_adapters_is_found_out(faults: str, tmp_path: Path) -> None:
+    """That those of a run pass: ``test_doctor_gpu.py``."""
+    config = vary(parity_config(f"{faults}:Stale", {}), ("model.lora.rank=4",))
+    assert not parity_trial(config, RunFolder.create(tmp_path / "run")).passed

@@ -133,10 +133,10 @@ def test_trajectories_do_not_depend_on_the_number_of_workers(players: RolloutPla
             *("a", "raise", "c"),
             on_scored=lambda each: ids.append(each.trajectory.id),
         )
-        for number in (0, 1, 2)
+        for number in (0, 2)
     ]
     assert all(result == results[0] for result in results)
-    assert sorted(ids) == sorted([f"7/{group}/{sample}" for group in range(3) for sample in range(SAMPLES)] * 3)
+    assert sorted(ids) == sorted([f"7/{group}/{sample}" for group in range(3) for sample in range(SAMPLES)] * 2)
     assert any(turn.condensation for turn in results[0][0].trajectory.turns)
     failed = results[0][SAMPLES].trajectory.failure
     assert failed is not None

@@ -1,8 +1,7 @@
-"""Training with every condenser: two steps on the quickstart's model, and exactly the right tokens trained."""
+"""Training with condensers that write or ask: two steps on the quickstart, and exactly the right tokens trained."""
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import NEVER_CUTS, OPTIONS
+from conformance import OPTIONS
 from talk import save_model
 from typer.testing import CliRunner
 
@@ -26,7 +25,6 @@ from condensegrpo.cli.app import app
 from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.resumed import allowed_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core import plugins
 from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.messages import History, Unit
@@ -129,27 +127,18 @@ def sampled(folder: RunFolder) -> Iterator[tuple[int, list[ScoredTrajectory]]]:
         yield step, list(read_trajectories(folder.trajectories(step)))
 
 
-def names() -> list[str]:
-    """All but those that never cut a text and those whose tools a policy calls, which test_train_deciding.py trains."""
-    return [
-        point.name
-        for point in plugins.installed("condensers")
-        if point.name not in (*NEVER_CUTS, "image_caption", "image_scale")  # these cut a text as image_mask does
-        and (not hasattr(point.load(), "tools") or point.name in ("anchors", "pipeline"))
-    ]
-
-
 def options_of(name: str, template: Path) -> dict[str, Any]:
     chosen = TRAINED[name](template) if name in TRAINED else OPTIONS.get(name, [{}])[0]
     return chosen() if callable(chosen) else chosen
 
 
-@pytest.mark.parametrize("name", names())
-def test_two_steps_with_every_condenser_train_every_sampled_token_once(
+@pytest.mark.parametrize("name", ["anchors", *TRAINED])  # last_k: test_train.py; attention: below
+def test_two_steps_with_a_condenser_train_every_sampled_token_once(
     name: str, model: Path, template: Path, tmp_path: Path
 ) -> None:
     listening = Listening()
-    folder = run(config(name, options_of(name, template), model, tmp_path, "train.steps=2"), listening)
+    shared = ("algorithm.aggregation.summary_share=0.5",) if name == "summary" else ()
+    folder = run(config(name, options_of(name, template), model, tmp_path, "train.steps=2", *shared), listening)
     lines = {int(line["step"]): line for line in read_metrics(folder.metrics) if "groups_dropped" in line}
     assert set(lines) == {1, 2}
     turns = [turn for _, found in sampled(folder) for one in found for turn in one.trajectory.turns]
@@ -165,6 +154,7 @@ def test_two_steps_with_every_condenser_train_every_sampled_token_once(
         assert wrote
         assert sum(line.get("summaries", 0) for line in lines.values()) > 0
         assert any(line.get("weight/summaries", 0) > 0 for line in lines.values())
+        assert name != "summary" or lines[1]["weight/summaries"] == pytest.approx(0.5)
     if name == "summary_model":
         assert all(line["condenser/calls"] == line["condenser/refused"] for line in lines.values())
         assert "condensegrpo inspect says why" in next(text for text in listening.said if "condenser/refused: " in text)
@@ -198,17 +188,6 @@ def test_a_condenser_is_counted_by_whole_batches_where_the_next_one_is_prefetche
     lines = [line for line in read_metrics(run(own).metrics) if "groups_dropped" in line]
     first, second, last = (line["condenser/calls"] for line in lines)
     assert first > second > last == 0  # batches 1 and 2, batch 3, none
-
-
-def test_the_share_of_the_weight_on_summaries_can_be_set_and_is_logged(
-    model: Path, template: Path, tmp_path: Path
-) -> None:
-    options = options_of("summary", template)
-    folder = run(
-        config("summary", options, model, tmp_path, "algorithm.aggregation.summary_share=0.5", "train.steps=1")
-    )
-    (line,) = [line for line in read_metrics(folder.metrics) if "groups_dropped" in line]
-    assert math.isclose(line["weight/summaries"], 0.5, rel_tol=1e-6)
 
 
 @pytest.fixture(scope="module")
