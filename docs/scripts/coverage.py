@@ -32,11 +32,6 @@ def collapses(rng: Generator, seeds: int) -> Chances:
     return np.where(rng.random(seeds) < 0.2, 0.2, rng.normal(0.85, 0.03, seeds))
 
 
-def ceiling(rng: Generator, seeds: int) -> Chances:
-    """0.97 on average, at most 1, with a tail."""
-    return 1 - rng.exponential(0.03, seeds)
-
-
 class Seeds(NamedTuple):
     """What the seeds of the simulated arm are like."""
 
@@ -50,7 +45,6 @@ class Seeds(NamedTuple):
 DISTRIBUTIONS = (
     Seeds("normal, 0.80 ± 0.06", normal, 0.8, 0.5, 0.05),
     Seeds("one seed in five collapses", collapses, 0.8 * 0.85 + 0.2 * 0.2, 0.5, 0.05),
-    Seeds("ceiling, 0.97", ceiling, 0.97, 1.0, 0.0),
 )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from condensegrpo.reporting.plots import arm_style, bars, canvas
 from condensegrpo.studies.lab.intervals import Matrix, difference_interval, mean_interval
 from condensegrpo.studies.lab.predictions import Figure, outcome
-from condensegrpo.studies.lab.results import predictions_table
+from condensegrpo.studies.lab.results import claims_table
 from condensegrpo.studies.lab.study import load_lab_study
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +66,7 @@ def tables(name: str) -> str:
     missing = ", ".join(results["not_finished"])
     notes = f"{results['problems']} problems an evaluation."
     notes += f" Not finished: {missing}." if missing else ""
-    cells = (re.split(r" *\| *", line)[2:5] for line in predictions_table(predicted).splitlines())
-    claims = "\n".join(f"| {' | '.join(row)} |" for row in cells)  # without the claim in words and the seeds
-    claims = claims.replace(" (held-out)", "")  # the one evaluation
+    claims = claims_table(predicted).replace(" (held-out)", "")  # the one evaluation
     return "\n\n".join([claims, notes, "\n".join(lines)]) + "\n"
 
 

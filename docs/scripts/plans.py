@@ -1,19 +1,16 @@
-"""Runs the ``condensegrpo plan`` commands of a page and writes what they print into it:
+"""Writes the plans of the runs in ``RUNS`` into the table of a page:
 
 python docs/scripts/plans.py docs/how-to/first-gpu-run.md
 
-A block of text that begins with ``$ condensegrpo plan`` is such a command with its output. The first block of YAML is
-the file ``my.yaml``. Between two comments stands the table of the runs in ``RUNS``. Of the models, only sizes are
-needed; they are those of the Hub's ``config.json``.
+The page's first block of YAML is the file ``my.yaml``. Of the models, only sizes are needed; they are those of the
+Hub's ``config.json``.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,10 +19,8 @@ from condensegrpo.config.load import config_on
 from condensegrpo.config.schema import ModelSettings
 from condensegrpo.planning.plan import Architecture, Plan, architecture
 
-COLUMNS = "120"  # of the output
 GIB = 1 << 30
 TABLE = re.compile(r"(<!-- runs -->\n).*?(<!-- end of runs -->)", re.DOTALL)
-BLOCK = re.compile(r"(```text\n\$ condensegrpo (plan [^\n]*)\n)(.*?)(```\n)", re.DOTALL)
 KEYS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "tie_word_embeddings"),
@@ -79,15 +74,10 @@ def table(folder: Path) -> Iterator[str]:
         yield f"| {size} B | {ranks} × {memory} GiB | {written} | {phases} | {again} | {fits} |"
 
 
-def rewritten(page: str, folder: Path, run: Callable[[Sequence[str]], str]) -> str:
-    """The page with its table and what its commands print; ``run`` takes the arguments of ``condensegrpo``."""
-
-    def block(match: re.Match[str]) -> str:
-        lines = run(match[2].split()).splitlines()
-        return match[1] + "".join(f"{line.rstrip()}\n" for line in lines) + match[4]
-
+def rewritten(page: str, folder: Path) -> str:
+    """The page with its table."""
     lines = "".join(f"{line}\n" for line in table(folder))
-    return TABLE.sub(lambda match: match[1] + lines + match[2], BLOCK.sub(block, page))
+    return TABLE.sub(lambda match: match[1] + lines + match[2], page)
 
 
 def main(path: Path) -> None:
@@ -95,16 +85,7 @@ def main(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         write_files(page, Path(folder))
-
-        def run(arguments: Sequence[str]) -> str:
-            command = [sys.executable, "-m", "condensegrpo.cli", *arguments]
-            environment = {**os.environ, "COLUMNS": COLUMNS, "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode > 1:  # 1: it does not fit
-                sys.exit(done.stderr)
-            return done.stdout
-
-        path.write_text(rewritten(page, Path(folder), run), encoding="utf-8")
+        path.write_text(rewritten(page, Path(folder)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from condensegrpo.metrics.intervals import Interval
 from condensegrpo.studies.lab.intervals import mean_interval
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome
-from condensegrpo.studies.lab.results import predictions_table
+from condensegrpo.studies.lab.results import claims_table
 from condensegrpo.studies.lab.study import Prediction, load_lab_study
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +46,7 @@ def tables(name: str) -> str:
     results: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     parts = [f"Measured {results['measured']}. {results['note']}"] if "note" in results else []
     if predicted := predictions_of(results, name):
-        cells = (re.split(r" *\| *", line)[2:5] for line in predictions_table(predicted).splitlines())
-        parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))  # without the claim in words and the seeds
+        parts.append(claims_table(predicted))
     else:
         parts.append(_arms(results["evaluations"]))
     return "\n\n".join(parts) + "\n"

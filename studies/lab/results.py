@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
+
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import same_warm_start
@@ -29,9 +31,9 @@ from condensegrpo.studies.lab.figures import (
     figure_of,
     learning_curve,
 )
-from condensegrpo.studies.lab.intervals import ENOUGH
+from condensegrpo.studies.lab.intervals import ENOUGH, could_find
 from condensegrpo.studies.lab.plots import plot_study
-from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, outcome, unfinished
+from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome, unfinished
 from condensegrpo.studies.lab.study import EFFECTS, LabStudy, Prediction
 from condensegrpo.training.sweep import runs_of
 
@@ -170,8 +172,7 @@ def predictions_table(predictions: Sequence[PredictionOutcome]) -> str:
     heads = ["claim", "predicted", "found [95 %]", "", "could have found", "by seed"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for each in predictions:
-        form = ".3f" if each.found is None or abs(each.found.mean) <= 1 else ".1f"
-        found = "not measured" if each.found is None else f"{each.found:{form}}{', paired' if each.paired else ''}"
+        form, found = _digits(each), _found(each)
         values = ", ".join(f"{value:{form}}" for value in each.by_seed.values()) or "–"
         verdict = f"**{each.verdict}**"
         if each.verdict is None:
@@ -180,6 +181,25 @@ def predictions_table(predictions: Sequence[PredictionOutcome]) -> str:
         cells = (each.claim, f"{each.predicted} ({each.evaluation})", found, verdict, least, values)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def claims_table(predictions: Sequence[PredictionOutcome]) -> str:
+    """The same for a page: without words and seeds; the effect that could have been found behind *undecided* alone."""
+    lines = ["| predicted | found [95 %] |  |", "| --- | --- | --- |"]
+    for each in predictions:
+        values_S = np.array([*each.by_seed.values()])
+        least = each.could_find or (could_find(values_S[:, None]) if values_S.size else None)
+        short = f" (≥ {least:{_digits(each)}})" if each.verdict is Verdict.UNDECIDED and least is not None else ""
+        lines.append(f"| {each.predicted} ({each.evaluation}) | {_found(each)} | **{each.verdict}**{short} |")
+    return "\n".join(lines)
+
+
+def _digits(each: PredictionOutcome) -> str:
+    return ".3f" if each.found is None or abs(each.found.mean) <= 1 else ".1f"
+
+
+def _found(each: PredictionOutcome) -> str:
+    return "not measured" if each.found is None else f"{each.found:{_digits(each)}}{', paired' if each.paired else ''}"
 
 
 def _seed_table(evaluation: EvaluationFigures) -> str:
