@@ -142,7 +142,7 @@ methods: install
 
 # The tables of the pages of studies and methods, from the results that are committed beside them.
 studies-page: install
-	$(BIN)/python docs/scripts/studies.py docs/results/studies.md docs/results/history.md docs/results/pictures.md docs/results/pretrained.md
+	$(BIN)/python docs/scripts/studies.py docs/results/studies.md docs/results/pictures.md docs/results/pretrained.md
 	$(BIN)/python docs/scripts/methods.py docs/results/methods.md
 
 # The wheel and the source distribution in dist/.

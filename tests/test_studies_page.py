@@ -13,7 +13,7 @@ from condensegrpo.studies.lab.intervals import ENOUGH
 from condensegrpo.studies.lab.study import load_lab_study, write_pilots
 from condensegrpo.training.sweep import check_runs, runs_of
 
-PAGES = [ROOT / f"docs/results/{page}.md" for page in ("studies", "history", "pictures", "pretrained")]
+PAGES = [ROOT / f"docs/results/{page}.md" for page in ("studies", "pictures", "pretrained")]
 GUIDE = ROOT / "docs/how-to/studies.md"
 
 
