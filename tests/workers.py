@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 import pytest
 
@@ -24,26 +25,45 @@ def start_the_process_of_commands() -> None:
 
 
 def run(session: pytest.Session, workers: int) -> None:
-    """Run the items of the session in so many forks, each of which takes the next file when it has run one."""
+    """Run the items of the session in so many forks, each of which takes the next file when it has run one.
+
+    If this process is interrupted or killed, each fork ends after its test.
+    """
+    if workers < 1:
+        raise pytest.UsageError(f"--workers: found {workers}, give at least 1, or 0 to run the files in this process")
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one, which this process removes
     files = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
     todo, numbers = os.pipe()
     for number in range(len(files)):
         os.write(numbers, number.to_bytes(2))
     os.close(numbers)
-    context, running = multiprocessing.get_context("fork"), {}
-    for _ in range(min(workers, len(files))):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(session, files, todo, sender))
-        process.start()
-        sender.close()
-        running[receiver] = process
+    context, running = multiprocessing.get_context("fork"), dict[Connection, BaseProcess]()
+    try:
+        for _ in range(min(workers, len(files))):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(session, files, todo, sender, (*running, receiver)))
+            process.start()
+            sender.close()
+            running[receiver] = process
+        _listen(session, running, todo)
+    finally:
+        os.read(todo, 1 << 16)  # no further file
+        for receiver in running:
+            receiver.close()
+        os.close(todo)
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+
+
+def _listen(session: pytest.Session, running: dict[Connection, BaseProcess], todo: int) -> None:
+    """Hand on the reports of the workers until all have ended; a worker that has ended is removed from ``running``."""
     began = dict.fromkeys(running, "its first test")
     while running:
         for ready in wait(list(running)):
             assert isinstance(ready, Connection)
             try:
                 kind, value = ready.recv()
-            except EOFError:
+            except (EOFError, OSError):  # OSError: within a message
                 process = running.pop(ready)
                 process.join()
                 session.shouldfail = f"a worker ended with exit code {process.exitcode} in {began[ready]}"
@@ -57,9 +77,6 @@ def run(session: pytest.Session, workers: int) -> None:
                 running.pop(ready).join()
         if session.shouldfail:
             os.read(todo, 1 << 16)  # no further file
-    os.close(todo)
-    if session.shouldfail:
-        raise session.Failed(session.shouldfail)
 
 
 class _Sender:
@@ -76,7 +93,16 @@ class _Sender:
         self._connection.send(("report", data))
 
 
-def _work(session: pytest.Session, files: Sequence[Sequence[pytest.Item]], todo: int, connection: Connection) -> None:
+def _work(
+    session: pytest.Session,
+    files: Sequence[Sequence[pytest.Item]],
+    todo: int,
+    connection: Connection,
+    receivers: Sequence[Connection],
+) -> None:
+    """Run files until there are none; ``receivers`` are the ends that the process that prints alone keeps open."""
+    for receiver in receivers:
+        receiver.close()
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")
     plugins.register(_Sender(session.config, connection))
@@ -84,14 +110,14 @@ def _work(session: pytest.Session, files: Sequence[Sequence[pytest.Item]], todo:
     capture.stop_global_capturing()  # its files have one position in all forks
     capture.start_global_capturing()
     try:
-        while number := os.read(todo, 2):
+        while not session.shouldfail and (number := os.read(todo, 2)):
             for item, following in pairwise([*files[int.from_bytes(number)], None]):
                 assert item is not None
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                 if session.shouldfail:
                     break
         connection.send(("ended", None))
-    except KeyboardInterrupt:
-        pass
+    except (KeyboardInterrupt, BrokenPipeError):  # BrokenPipeError: the process that prints was interrupted or killed
+        session._setupstate.teardown_exact(None)  # the fixtures of the test that ran, such as servers
     finally:
         capture.stop_global_capturing()
