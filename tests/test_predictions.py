@@ -15,7 +15,7 @@ from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.studies.lab.__main__ import main
 from condensegrpo.studies.lab.cross_play import cell, cross_play, cross_play_table, effect
 from condensegrpo.studies.lab.figures import SeedOutcome, StudyFigures, evaluation_figures, figure_of
-from condensegrpo.studies.lab.intervals import could_find, detectable_effect
+from condensegrpo.studies.lab.intervals import detectable_effect
 from condensegrpo.studies.lab.predictions import Figure, PredictionOutcome, Verdict, outcome
 from condensegrpo.studies.lab.results import _outcome, markdown, play_study
 from condensegrpo.studies.lab.study import LabStudy, Prediction
@@ -91,11 +91,28 @@ def test_the_effect_that_seeds_could_have_found_follows_from_their_deviation() -
     """λ = 3.15 of nine degrees of freedom: 0.996 deviations with ten seeds, by the tables of Cohen (1988)."""
     assert detectable_effect(1, 10) == pytest.approx(0.996, abs=1e-3)
     assert detectable_effect(0.3, 40) == pytest.approx(0.3 * 2.879 / 40**0.5, abs=1e-3)
-    sides = np.array([[6.0], [9], [12]]), np.array([[5.0], [7], [9]])  # deviations 3 and 2, of the differences 1
-    assert could_find(*sides, paired=True) == detectable_effect(1, 3)
-    assert could_find(*sides) == detectable_effect(13**0.5, 3)
-    assert could_find(sides[0][:1], sides[1]) is None
-    assert judged(column(6, 9, 12), column(5, 7, 9), above=0).could_find == detectable_effect(1, 3)
+    assert judged(column(6, 9, 12), column(5, 7, 9), above=0).could_find == pytest.approx(detectable_effect(1, 3))
+    assert judged(column(6), column(5, 7), above=0).could_find is None
+    cut = judged(column(0.7, 0.9, 0.98), figure="success", above=0.5).could_find  # the interval ends at 1
+    assert cut == pytest.approx(detectable_effect(np.std([0.7, 0.9, 0.98], ddof=1), 3))
+
+
+def test_the_effect_that_could_be_found_is_larger_where_problems_differ() -> None:
+    """Seeds alone have a deviation of 0.01: an effect of that size is found in one study of ten."""
+    rng, simulated = np.random.default_rng(5), 400
+
+    def studies(effect: float) -> list[PredictionOutcome]:
+        return [judged_on_problems(effect) for _ in range(simulated)]
+
+    def judged_on_problems(effect: float) -> PredictionOutcome:
+        value_SP = effect + rng.normal(0, 0.01, (10, 1)) + rng.normal(0, 0.2, (1, 64)) + rng.normal(0, 0.1, (10, 64))
+        figure = Figure(value_SP=value_SP, seeds=tuple(range(10)), problems=tuple(map(str, range(64))))
+        return outcome(Prediction(claim="c", arm="a", figure="price", above=0), figure, None, paired=False)
+
+    least = fmean(each.could_find or 0 for each in studies(0))
+    assert least == pytest.approx(2.8 * 0.2 / 64**0.5, rel=0.05)
+    power = sum(each.verdict is Verdict.HOLDS for each in studies(least)) / simulated
+    assert power == pytest.approx(0.8, abs=0.05)  # the standard error is 0.02
 
 
 @pytest.mark.parametrize("seeds", [3, 10])

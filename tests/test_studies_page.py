@@ -69,8 +69,8 @@ def test_the_results_of_a_sweep_and_figures_by_seed_make_the_same_kind_of_table(
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     (script.RESULTS / "s.json").write_text(json.dumps(results))
     table = script.tables("s")
-    found = "| b − a in success > 0 (held-out) | 0.500 [-0.800, 1.000], paired | **undecided** (≥ 1.633) |"
-    assert found in table  # 0.4 and 0.6: 16.33 standard errors of 0.1
+    found = "| b − a in success > 0 (held-out) | 0.500 [-0.800, 1.000], paired | **undecided** (≥ 1.671) |"
+    assert found in table  # 1.3 · 16.33 / 12.71, of two seeds
     assert "`a`" not in table  # the arms of a study with predictions stand in the file alone
     (script.RESULTS / "s.json").write_text(json.dumps(results | {"predictions": []}))
     table = script.tables("s")

@@ -164,12 +164,13 @@ def _compared(
         ours, theirs = ([run for run in runs if run.seed in both] for runs in (ours, theirs))
     success = _matrix([run.success for run in ours], nested), _matrix([run.success for run in theirs], nested)
     our_context, their_context = (_matrix([run.context for run in runs], nested).mean() for runs in (ours, theirs))
+    difference = difference_interval(*success, paired=paired)
     return ArmComparison(
         arm=arm,
         baseline=baseline,
         paired=paired,
-        difference=difference_interval(*success, paired=paired),
-        could_find=could_find(*success, paired=paired),
+        difference=difference,
+        could_find=could_find(difference, min(len(ours), len(theirs))),
         improvement=probability_of_improvement(*success),
         context_ratio=float(our_context / their_context),
     )

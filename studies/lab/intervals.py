@@ -104,7 +104,7 @@ def detectable_effect(deviation: float, seeds: int) -> float:
         S = 3: 3.26 s    S = 5: 1.68 s    S = 10: 1.00 s    S = 20: 0.66 s
 
     Args:
-        deviation: s, over seeds, of a figure or a difference, see ``could_find``.
+        deviation: s, over seeds, of a figure or a difference; for arms that are not paired √(s² + s'²).
         seeds: of one there is no test, and nothing is found.
     """
     from scipy.special import nctdtrinc, stdtrit
@@ -115,18 +115,22 @@ def detectable_effect(deviation: float, seeds: int) -> float:
     return float(noncentrality) * deviation / math.sqrt(seeds)
 
 
-def could_find(ours_SP: Matrix, theirs_SP: Matrix | None = None, *, paired: bool = False) -> float | None:
-    """``detectable_effect`` of a figure or a difference by its deviation over seeds; None: a side has one seed.
+def could_find(found: Interval, seeds: int) -> float | None:
+    """The smallest true effect that is found at 5 % with 80 % power where intervals are as wide as ``found``.
 
-    The deviation of two arms that are not paired is √(s² + s'²).
+    δ = h·λ/t     h: the half of the interval that no bound cuts off; λ, t: as of ``detectable_effect``
+
+    h has the problems' part of the variance too. λ/t hardly depends on freedom: 1.31 with 3 seeds, 1.43 with many.
+
+    Args:
+        seeds: of the smaller side; of one nothing is known, None.
     """
-    sides = [each.mean(axis=1) for each in (ours_SP, theirs_SP) if each is not None]
-    seeds = min(map(len, sides))
+    from scipy.special import stdtrit
+
     if seeds < 2:
         return None
-    if paired:
-        sides = [sides[0] - sides[1]]
-    return detectable_effect(math.sqrt(math.fsum(float(side_S.var(ddof=1)) for side_S in sides)), seeds)
+    reach = max(found.high - found.mean, found.mean - found.low)
+    return detectable_effect(reach * math.sqrt(seeds) / float(stdtrit(seeds - 1, 0.975)), seeds)
 
 
 def probability_of_improvement(ours_SP: Matrix, theirs_SP: Matrix) -> float:

@@ -80,13 +80,13 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
     share = prediction.figure == "success"
     if ours is not None and prediction.minus is None:
         found, values_S = mean_interval(ours.value_SP, share=share), ours.value_SP.mean(axis=1)
-        least = could_find(ours.value_SP)
+        least = could_find(found, len(ours.seeds))
     elif ours is not None and theirs is not None:
         sides = ours.value_SP, prediction.times * theirs.value_SP
         if not ours.problems or ours.problems != theirs.problems:
             sides = sides[0].mean(axis=1, keepdims=True), sides[1].mean(axis=1, keepdims=True)
         found = difference_interval(*sides, paired=paired, share=share and prediction.times == 1)
-        least = could_find(*sides, paired=paired)
+        least = could_find(found, min(len(ours.seeds), len(theirs.seeds)))
         if ours.seeds == theirs.seeds:
             values_S = (sides[0] - sides[1]).mean(axis=1)
     return PredictionOutcome(

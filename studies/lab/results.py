@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 
-import numpy as np
-
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.study import same_warm_start
@@ -187,8 +185,9 @@ def claims_table(predictions: Sequence[PredictionOutcome]) -> str:
     """The same for a page: without words and seeds; the effect that could have been found behind *undecided* alone."""
     lines = ["| predicted | found [95 %] |  |", "| --- | --- | --- |"]
     for each in predictions:
-        values_S = np.array([*each.by_seed.values()])
-        least = each.could_find or (could_find(values_S[:, None]) if values_S.size else None)
+        least = each.could_find
+        if each.found is not None and each.by_seed:  # of results that were stored before
+            least = could_find(each.found, len(each.by_seed))
         short = f" (≥ {least:{_digits(each)}})" if each.verdict is Verdict.UNDECIDED and least is not None else ""
         lines.append(f"| {each.predicted} ({each.evaluation}) | {_found(each)} | **{each.verdict}**{short} |")
     return "\n".join(lines)
