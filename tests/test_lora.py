@@ -9,7 +9,7 @@ import two_ranks
 from adapters import EVERYWHERE, LORA, adapted_qwen3, moved_qwen3, trained_weights
 from command import succeed_on_two_ranks
 from packed import collate, computed
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from tiny import llama, plain_logprobs, qwen3, rows, surrogate_step, tokenizer
 from torch import Tensor
 from torch.optim import AdamW
@@ -167,15 +167,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lora_on_two_ranks_with_uneven_rows_equals_plain_torch_and_peft(ranks: Path, stage: int) -> None:
     wanted = plain([rows(7, seed=step) for step in range(STEPS)])
     for rank in range(2):
-        found, _ = torch.load(ranks / f"adapters_stage{stage}_rank{rank}.pt")
+        found, alone, _ = torch.load(ranks / f"adapters_stage{stage}_rank{rank}.pt")
         assert_same(found, wanted)
+        sampler = peft_qwen3(moved_qwen3())  # gets the adapters alone
+        assert not set_peft_model_state_dict(sampler, alone).unexpected_keys
+        torch.testing.assert_close(dict(sampler.merge_and_unload().state_dict()), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_reference_of_two_ranks_is_the_base_however_few_rows_a_rank_has(ranks: Path, stage: int) -> None:
     base = qwen3()
     for rank, mine in ((0, slice(0, 5)), (1, slice(5, 7))):
-        _, references = torch.load(ranks / f"adapters_stage{stage}_rank{rank}.pt")
+        *_, references = torch.load(ranks / f"adapters_stage{stage}_rank{rank}.pt")
         some = [row for step in range(STEPS) for row in rows(7, seed=step)[mine]]
         assert len(references) == len(some)
         for row, found_T in zip(some, references, strict=True):

@@ -51,7 +51,7 @@ from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import Dtype, OptimizerSettings
 from condensegrpo.learner.training_state import on_device, to_main_memory
-from condensegrpo.learner.weights import gathered_weights
+from condensegrpo.learner.weights import adapters, gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
 STEPS = 3
@@ -148,9 +148,9 @@ def with_adapters(folder: Path) -> None:
             batches = against_base(engine, micro_batches(rows(7, seed=step)[mine], 1), 0.9)
             references += [batch.reference for batch in batches]
             optimizer_step(engine, batches, loss, temperature=0.9)
-        weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}
+        weights, alone = ({name: tensor.clone() for name, tensor in of(engine)} for of in (gathered_weights, adapters))
         close_deepspeed(engine)
-        torch.save((weights, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
+        torch.save((weights, alone, references), folder / f"adapters_stage{stage}_rank{rank}.pt")
 
 
 def checkpointed(folder: Path) -> None:
