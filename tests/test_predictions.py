@@ -195,6 +195,12 @@ def test_where_seeds_have_problems_of_their_own_the_means_of_seeds_give_the_inte
     sides = [figure_of(runs, "success") for runs in arms.values()]
     predicted = outcome(Prediction(claim="c", arm="a", minus="b", above=0), *sides, paired=True)
     assert predicted.found == pytest.approx(compared.difference)
+    first = {"a": arms["a"], "b": arms["b"][:1]}  # of one seed the problems are known to differ, and nothing else
+    for shared in ("a", ""):
+        begun = evaluation_figures("held-out", first, baseline="b", metrics=(), shared=shared)
+        assert begun.arms[1].success.high > 0.5
+        assert begun.comparisons[0].difference.mean == 0.5
+        assert begun.comparisons[0].difference.low < 0.1
     cells = {name: {"first": 0.0} for name in CELLS[10]}
     assert effect("writer_effect", {10: CELLS[10], 11: cells}).value_SP.tolist() == [[0.5], [0]]
 

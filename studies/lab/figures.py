@@ -121,7 +121,8 @@ def evaluation_figures(
         outcomes: arm → its runs, at least one. Where seeds have problems of their own, all intervals are over the means
             of seeds.
         metrics: to show besides ``FIGURES``.
-        shared: arms whose runs share the warm starts of the baseline's, seed by seed: compared are the seeds of both.
+        shared: arms whose runs share the warm starts of the baseline's, seed by seed: compared are the seeds of both,
+            as where seeds have problems of their own.
     """
     nested = any(map(_problems_differ, outcomes.values()))
     success = {arm: _matrix([outcome.success for outcome in runs], nested) for arm, runs in outcomes.items()}
@@ -159,7 +160,7 @@ def evaluation_figures(
 def _compared(
     arm: str, ours: Sequence[SeedOutcome], baseline: str, theirs: Sequence[SeedOutcome], *, paired: bool, nested: bool
 ) -> ArmComparison:
-    if paired:
+    if paired or nested:
         both = {run.seed for run in ours} & {run.seed for run in theirs}
         ours, theirs = ([run for run in runs if run.seed in both] for runs in (ours, theirs))
     success = _matrix([run.success for run in ours], nested), _matrix([run.success for run in theirs], nested)
@@ -212,8 +213,11 @@ def _problems_differ(runs: Sequence[SeedOutcome]) -> bool:
 
 
 def _matrix(values: Sequence[Mapping[str, float]], nested: bool = False) -> Matrix:
-    """Runs × problems, the problems in sorted order; if nested, a column: problems are part of a seed's variance."""
-    if nested:
+    """Runs × problems, the problems in sorted order; if nested, a column: problems are part of a seed's variance.
+
+    Of one run there is no such variance, and its problems give the interval.
+    """
+    if nested and len(values) > 1:
         return np.array([[fmean(run.values())] for run in values])
     problems = sorted(values[0])
     return np.array([[run[problem] for problem in problems] for run in values], dtype=np.float64)
