@@ -60,6 +60,7 @@ def test_the_next_commands_are_those_of_its_environment(tmp_path: Path, monkeypa
     )
     path = "'my env/condensegrpo'"
     assert told == f"condensegrpo has no such run: `{path} train --resume RUN`, those of {path} eval, condensegrpo."
+    assert as_typed("runs: env/condensegrpo train a.yaml") == "runs: env/condensegrpo train a.yaml"
     train = "'../my env/condensegrpo' train counting.yaml"
     assert f"next: cd own && '../my env/pytest' test_counting.py && {train}\n" in init("own", *options)
     monkeypatch.setitem(sys.modules, "pytest", None)

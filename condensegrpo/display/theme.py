@@ -115,9 +115,9 @@ def program(name: str = "condensegrpo", *, start: Path = Path()) -> str:
 
 
 def as_typed(text: str) -> str:
-    """A message whose commands a shell finds: see ``program``."""
+    """A message whose commands a shell finds: see ``program``. One that has its path stays as it is."""
     commands = "config|doctor|eval|inspect|plugins|serve|train"
-    return re.sub(rf"\bcondensegrpo (?=(?:{commands})\b)", lambda _: f"{program()} ", text)
+    return re.sub(rf"(?<![\w/.-])condensegrpo (?=(?:{commands})\b)", lambda _: f"{program()} ", text)
 
 
 def neutral(text: str) -> str:

@@ -66,8 +66,8 @@ class CondenseSettings:
 
     writer: str = "policy"
     """Who writes the texts that a condenser asks for: policy, initial (the policy that GRPO starts from; without a
-    run the evaluated model), or a run, checkpoint, model folder or Hub id. Only texts of policy train; another writer
-    is a second model, sampled by transformers."""
+    run the evaluated model), or a run (at each start its newest checkpoint), checkpoint, model folder or Hub id. Only
+    texts of policy train; another writer is a second model, sampled by transformers."""
     meter: Literal["none", "turns", "tokens"] = "none"
     """What a line at the end of every observation says: the number of its turn, or also the used and free tokens."""
     schedule: tuple[tuple[Annotated[int, Ge(0)], Annotated[float, Gt(0), Le(1)]], ...] = ()
