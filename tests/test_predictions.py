@@ -201,6 +201,9 @@ def test_where_seeds_have_problems_of_their_own_the_means_of_seeds_give_the_inte
         assert begun.arms[1].success.high > 0.5
         assert begun.comparisons[0].difference.mean == 0.5
         assert begun.comparisons[0].difference.low < 0.1
+    alike = figure_of([run(seed, 1, 0, 1) for seed in (1, 2, 3)], "success")
+    certain = outcome(Prediction(claim="c", arm="a", above=0.66), alike, None, paired=False)
+    assert (certain.verdict, certain.could_find) == (Verdict.UNDECIDED, None)  # nine problems, and no width
     cells = {name: {"first": 0.0} for name in CELLS[10]}
     assert effect("writer_effect", {10: CELLS[10], 11: cells}).value_SP.tolist() == [[0.5], [0]]
 

@@ -28,7 +28,7 @@ class Verdict(StrEnum):
     HOLDS = "holds"  # the whole interval is beyond the threshold
     FAILS = "fails"  # the whole interval is on the other side
     BY_CONSTRUCTION = "by construction"  # the study file says so, and it does not fail
-    UNDECIDED = "undecided"  # the threshold is in the interval, a side has one seed, or the figure was not measured
+    UNDECIDED = "undecided"  # the threshold is in the interval, or there is none: one seed, not measured, no variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,8 @@ def outcome(prediction: Prediction, ours: Figure | None, theirs: Figure | None, 
         least = could_find(found, min(len(ours.seeds), len(theirs.seeds)))
         if ours.seeds == theirs.seeds:
             values_S = (sides[0] - sides[1]).mean(axis=1)
+    if share and found is not None and found.low == found.high:
+        least = None  # all seeds agree, and how much problems vary is not known
     return PredictionOutcome(
         claim=prediction.claim,
         evaluation=prediction.evaluation,
