@@ -43,6 +43,8 @@ def start_sweep(study: Path, out: Path, *, parallel: int) -> BaseProcess:
 def _sweep(study: Path, out: Path, parallel: int) -> None:
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
+    printed = os.open(f"{out}.printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # not among pytest's own lines
+    os.dup2(printed, 1), os.dup2(printed, 2)
 
     def launch(run: StudyRun) -> RunProcess:
         return ForkedRun(run)
