@@ -306,6 +306,9 @@ def test_a_writer_that_is_missing_or_has_other_tokens_is_refused(model: Path, te
     ):
         with pytest.raises(ConfigError, match=message):
             check_settings(build(vary(chosen, [f"rollout.condense.writer={writer}"])))
+    made = load_config(find_config("quickstart"), SMALL).model.model_dump_json()  # its tokens are compared once it is
+    with pytest.raises(ConfigError, match=r"checking rollout\.condense\.writer: loading .*intial"):
+        check_settings(build(vary(chosen, [f"model={made}", "rollout.condense.writer=intial"])))
 
 
 def test_a_resume_with_another_writer_would_change_what_is_learned(

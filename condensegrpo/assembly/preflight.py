@@ -166,15 +166,19 @@ def check_writes(components: Components) -> None:
         )
 
 
-def check_writers(components: Components, source: str) -> None:
-    """Check that the models that write for condensers are there and have the tokens of the policy, ``source``."""
+def check_writers(components: Components, source: str | None) -> None:
+    """Check that the models that write for condensers are there and have the tokens of the policy, ``source``.
+
+    Args:
+        source: None: the policy is yet to be made, and its tokens are not compared.
+    """
     configs = (each.config for each in (components, *components.evaluations.values()))
     for name in sorted({each.rollout.condense.writer for each in configs} - {"policy", "initial"}):
         try:
             check_vocabulary(writer := model_of(name))
         except CondenseError as error:
             raise ConfigError(f"checking rollout.condense.writer: {str(error).replace('model.path', 'it')}") from error
-        if load_tokenizer(writer).get_vocab() != load_tokenizer(source).get_vocab():
+        if source is not None and load_tokenizer(writer).get_vocab() != load_tokenizer(source).get_vocab():
             raise ConfigError(
                 f"checking rollout.condense.writer: the tokenizer of {writer} is not that of the policy, {source}: a "
                 f"token has another id. Name a model with the tokenizer of the policy."
@@ -300,12 +304,15 @@ def _check_policy(components: Components) -> Iterator[str]:
     config, task = components.config, components.task
     check_task(components)
     if config.model.new is not None:
-        positions = config.model.new.max_positions
         heads = config.model.new.heads
+        check_writers(components, None)  # before a warm start; their tokens after it
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
         with TemporaryDirectory(prefix="condensegrpo-new-") as folder:
             yield from rehearse(
-                components, _new_renderer(task, config.model.new, Path(folder)), max_positions=positions, trains=True
+                components,
+                _new_renderer(task, config.model.new, Path(folder)),
+                max_positions=config.model.new.max_positions,
+                trains=True,
             )
         return
     source = str(config.model.path)
