@@ -82,7 +82,7 @@ class NqPassages(Task):
 @lru_cache(maxsize=8)  # a sweep builds the same tasks for each of its runs
 def _nq_splits(data: str, passages: int, words: int, retrieved: bool, share: float) -> Splits:
     rows = read_rows(data, split="train")
-    texts = [" ".join(_passage(row, number, data).split()[:words]) for number, row in enumerate(rows, start=1)]
+    texts = [" ".join(passage_of(row, number, data).split()[:words]) for number, row in enumerate(rows, start=1)]
     train, held_out = (
         _nq_problems(
             [(row, text) for row, text in zip(rows, texts, strict=True) if is_held_out(text, share=share) is side],
@@ -94,7 +94,7 @@ def _nq_splits(data: str, passages: int, words: int, retrieved: bool, share: flo
     return _separated(train, held_out, source=data)
 
 
-def _passage(row: Row, number: int, source: str) -> str:
+def passage_of(row: Row, number: int, source: str) -> str:
     """The passage of a row that has an answer."""
     match row:
         case {"question": str(), "answers": [str(), *_], "ctxs": [{"text": str(text)}, *_]}:
