@@ -207,8 +207,8 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
     out = succeed("--quick", "--profile", "--workloads", "append-32k", program=learner.main)
-    # 32: the width of the toy model; which of its operators are among the slowest is a matter of the machine
-    assert re.search(r"^ +aten::\w+  .*\[\[[\d, ]*\b32\]", out, re.MULTILINE)
+    # with the shapes of their inputs; which of them are among the slowest is a matter of the machine
+    assert re.search(r"^ *aten::\w+  .*\[\[\d+(, \d+)+\]", out, re.MULTILINE)
 
 
 def test_short_rows_are_short() -> None:
