@@ -34,6 +34,7 @@ from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.transformers import TransformersSampler
 from condensegrpo.storage.rows import Row, read_rows
 from condensegrpo.studies.tasks.bfcl_memory import BfclMemory
+from condensegrpo.studies.tasks.needles import passage_of
 from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.answers import Splits, fold, is_held_out
 
@@ -92,18 +93,6 @@ def _nq_splits(data: str, passages: int, words: int, retrieved: bool, share: flo
         for side in (False, True)
     )
     return _separated(train, held_out, source=data)
-
-
-def passage_of(row: Row, number: int, source: str) -> str:
-    """The passage of a row that has an answer."""
-    match row:
-        case {"question": str(), "answers": [str(), *_], "ctxs": [{"text": str(text)}, *_]}:
-            return text
-    found = ", ".join(f"{column}: {row.get(column)!r:.60}" for column in ("question", "answers", "ctxs"))
-    raise DataError(
-        f"reading the dataset {source}: row {number} has {found}. Wanted a text as question, a list of texts as "
-        f"answers and a list of passages with a text as ctxs; correct the row or remove it"
-    )
 
 
 def _separated(train: Sequence[Problem], held_out: Sequence[Problem], *, source: str) -> Splits:

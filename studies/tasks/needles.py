@@ -28,10 +28,10 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Lt
 
 from condensegrpo.core.condenser import Request
+from condensegrpo.core.errors import DataError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem, Split, Task
-from condensegrpo.storage.rows import read_rows
-from condensegrpo.studies.passages import passage_of
+from condensegrpo.storage.rows import Row, read_rows
 from condensegrpo.studies.tasks.notes import NotesEnvironment
 from condensegrpo.tasks.answers import is_held_out
 from condensegrpo.tasks.drawn import DrawnProblems
@@ -123,6 +123,18 @@ def codes_in(context: Iterable[Message]) -> dict[str, str]:
     """The codes that texts and notes say, by their places."""
     said = re.compile(rf"\b({'|'.join(PLACES)})(?: is)? (\d{{5}})\b")
     return {found[1]: found[2] for message in context for found in said.finditer(message.text)}
+
+
+def passage_of(row: Row, number: int, source: str) -> str:
+    """The passage of a row that has an answer."""
+    match row:
+        case {"question": str(), "answers": [str(), *_], "ctxs": [{"text": str(text)}, *_]}:
+            return text
+    found = ", ".join(f"{column}: {row.get(column)!r:.60}" for column in ("question", "answers", "ctxs"))
+    raise DataError(
+        f"reading the dataset {source}: row {number} has {found}. Wanted a text as question, a list of texts as "
+        f"answers and a list of passages with a text as ctxs; correct the row or remove it"
+    )
 
 
 @lru_cache(maxsize=8)  # a sweep builds the same tasks for each of its runs
