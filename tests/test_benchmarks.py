@@ -207,8 +207,8 @@ def test_the_script_prints_its_tables_and_all_gradients_agree() -> None:
 
 def test_the_profile_names_the_operators_of_the_step() -> None:
     out = succeed("--quick", "--profile", "--workloads", "append-32k", program=learner.main)
-    # with the shapes of their inputs; which of them are among the slowest is a matter of the machine
-    assert re.search(r"^ *aten::\w+  .*\[\[\d+(, \d+)+\]", out, re.MULTILINE)
+    # sizes of the toy model: a head, its width, its words; which operators are among the slowest differs by machine
+    assert re.search(r"^ *aten::\w+  .*\[\[[\d, ]*\b(16|32|512)\]", out, re.MULTILINE)
 
 
 def test_short_rows_are_short() -> None:

@@ -109,7 +109,7 @@ def test_the_gradient_of_a_step_of_trl_is_ours(accumulated: int, trl: ModuleType
     assert len(rows) == 9
     micro = iter([rows[start::accumulated] for start in range(accumulated)])
 
-    class OfRows(trl.GRPOTrainer):  # type: ignore[misc,name-defined]
+    class OfRows(trl.GRPOTrainer):  # type: ignore[misc,name-defined]  # trl may be missing
         def _prepare_inputs(self, _: object) -> dict[str, torch.Tensor]:
             return inputs(next(micro), pad_token_id=self.processing_class.pad_token_id)
 

@@ -20,7 +20,8 @@ def start_the_process_of_commands() -> None:
     from forked import command_server
 
     command_server(tuple(sorted(ENVIRONMENT.items())))
-    for asked in (multiprocessing.forkserver, multiprocessing.forkserver._forkserver):  # type: ignore[attr-defined]
+    servers = (multiprocessing.forkserver, multiprocessing.forkserver._forkserver)  # type: ignore[attr-defined]  # private
+    for asked in servers:
         asked.ensure_running = lambda: None
 
 

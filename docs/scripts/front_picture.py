@@ -31,12 +31,7 @@ LENGTHS: Arms = {
     "rft": "imitation of successes",
     "full_long": "no condensation, shown 2 to 64 chunks",
 }
-
-COLOURS = {
-    arm: number
-    for number, arms in enumerate((("grpo", "precise"), ("rft",), ("told",), ("frozen",), ("full", "full_long")))
-    for arm in arms
-}
+STYLES = {"grpo": 0, "precise": 0, "rft": 1, "told": 2, "frozen": 3, "full": 4, "full_long": 4}  # one an arm in both
 
 
 def main() -> None:
@@ -63,7 +58,7 @@ def _over_steps(axes: "Axes", results: Json) -> None:
     curves = {curve["arm"]: curve["points"] for curve in results["curves"]}
     ends = {arm["arm"]: arm["by_seed"]["success"].values() for arm in results["evaluations"][0]["arms"]}
     for number, (arm, label) in enumerate(H.items()):
-        points, style = curves[arm], arm_style(COLOURS[arm])
+        points, style = curves[arm], arm_style(STYLES[arm])
         axes.plot([p["step"] for p in points], [p["success"][0] for p in points], label=label, markersize=4, **style)
         last = points[-1]["step"] + 1.5 + 1.2 * number
         axes.plot([last] * len(ends[arm]), [*ends[arm]], ".", color=style["color"], markersize=4)
@@ -75,7 +70,7 @@ def _by_length(axes: "Axes", results: Json) -> None:
     """The mean over seeds of each length, and the seeds."""
     by_length = {int(e["name"][2:]): e["arms"] for e in results["evaluations"] if e["name"].startswith("K=")}
     for number, (arm, label) in enumerate(LENGTHS.items()):
-        style = arm_style(COLOURS[arm])
+        style = arm_style(STYLES[arm])
         values = {
             length: [*each["by_seed"]["success"].values()]
             for length, arms in by_length.items()
