@@ -130,6 +130,7 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
     ]
     assert (samples.step, samples.evaluation, samples.count) == (1, None, 5)
     assert [turn.strip for turn in samples.trajectories[2].turns] == ["", "k", "kk"]
+    assert [one.price for one in samples.trajectories] == [one.figures.price for one in samples.trajectories]
 
 
 def test_a_long_trajectory_keeps_its_first_turns_and_its_last(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class SampleTrajectory:
 
     chosen: str
     figures: TrajectoryStats
+    price: float  # of the figures, which the page gets without their properties
     detail: str
     question: str | None
     ground_truth: str | None
@@ -138,6 +139,7 @@ def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sam
     return SampleTrajectory(
         chosen=reason,
         figures=scored.figures,
+        price=scored.figures.price,
         detail=_short(trajectory.detail),
         question=" ".join([question or "", *pictures]) if pictures else question,
         ground_truth=_known(trajectory.ground_truth),

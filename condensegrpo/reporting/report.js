@@ -120,16 +120,17 @@ function diagram(title, unit, keys, removed) {
     };
     const known = (index) => (line.values[index] ?? null) !== null;
     const marksWhere = (drawn) => line.values.map((value, index) => known(index) && drawn(index) &&
-      svg("path", { class: "mark", d: MARKS[line.index % MARKS.length][1], transform: `translate(${x(line.steps[index])} ${y(value)})`, fill: colour }));
+      svg("path", { class: "mark", d: MARKS[line.index % MARKS.length][1], transform: `translate(${x(line.steps[index])} ${y(value)}) scale(${Math.max(0.7, 1.6 - 0.2 * line.index)})`, fill: colour }));
     if (line.evaluation === null) {
       const window = windowOf(line.values.length);
-      const pale = window > 1 && lines.filter((each) => each.evaluation === null).length === 1;
-      return [pale && path(line.values, { "stroke-width": 1, opacity: 0.3 }), path(meanBefore(line.values, window)), ...marksWhere((index) => !known(index - 1) && !known(index + 1))].filter(Boolean);
+      const alike = lines.filter((each) => each.evaluation === null);
+      const gaps = alike.indexOf(line) * 5; // a line that is equal to the one below shows it
+      return [window > 1 && alike.length === 1 && path(line.values, { "stroke-width": 1, opacity: 0.3 }), path(meanBefore(line.values, window), gaps ? { "stroke-dasharray": `8 ${gaps}` } : {}), ...marksWhere((index) => !known(index - 1) && !known(index + 1))].filter(Boolean);
     }
     const band = line.low && line.evaluation === "held-out"
       ? [svg("polygon", { class: "band", opacity: 0.16, fill: colour, points: [...line.steps.map((step, index) => [step, line.low[index]]), ...line.steps.map((step, index) => [step, line.high[index]]).reverse()].map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ") })]
       : line.low ? line.steps.map((step, index) => svg("line", { class: "band", stroke: colour, x1: x(step), x2: x(step), y1: y(line.low[index]), y2: y(line.high[index]) })) : [];
-    return [...band, path(line.values, { "stroke-dasharray": "5 3" }), ...marksWhere(() => true).filter(Boolean)];
+    return [...band, path(line.values, { "stroke-dasharray": "5 3", "stroke-dashoffset": 3 * line.index }), ...marksWhere(() => true).filter(Boolean)];
   }
 
   /** Mark a step in this diagram; `full`: with the values beside it. */
@@ -282,7 +283,7 @@ function show(step, evaluation, scroll) {
 function sample(trajectory, open) {
   const { figures } = trajectory;
   const verdict = figures.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : figures.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(figures.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
-  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all, price ${digits(figures.price)}`, figures.stop.replaceAll("_", " ")];
+  const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all, price ${digits(trajectory.price)}`, figures.stop.replaceAll("_", " ")];
   const texts = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
     h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, withPictures(texts.map(([name, text]) => `${name}: ${text}`).join(" · "), data.pictures))));
