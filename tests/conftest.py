@@ -99,8 +99,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """Look for garbage from here on, in what tests leave: DeepSpeed collects whenever it opens, moves and closes."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage from here on, in what tests leave: DeepSpeed collects whenever it opens, moves and closes.
+
+    Forks find imported what DeepSpeed imports under ZeRO 1 to 3, which takes each a second.
+    """
+    if session.config.getoption("workers"):
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  only loaded, with torch's compiler
     gc.collect()
     resume_collections()
     global _objects
