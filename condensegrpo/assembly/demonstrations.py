@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from itertools import count, islice
 
 from condensegrpo.assembly.components import Components, indices
+from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.defaults import overrides
@@ -181,19 +182,15 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     task, config = components.task, components.config
     if not overrides(task, Task.expert):
         return MadeDemonstrations(task=task, renderer=renderer, toolbox=components.toolbox)
-    scorers, unused = components.condenser.scorers, ScriptedSampler([])
-    frozen = partial(frozen_model, dtype=config.model.dtype)
-    by_policy = any(split_layers(name)[0] in NEEDED for name in scorers)
-    engine = Engine(
-        sampler=unused,
-        renderer=renderer,
-        condenser=components.condenser,
-        condenser_name=config.condenser.name,
-        scorers=open_scorers(scorers, sampler=frozen(source) if by_policy else unused, renderer=renderer, model=frozen),
-        trigger=config.rollout.condense,
-        toolbox=components.toolbox,
-        limits=config.rollout.limits,
+    names, unused, scorers = components.condenser.scorers, ScriptedSampler([]), None
+    if any(split_layers(name)[0] in NEEDED for name in names):
+        frozen = partial(frozen_model, dtype=config.model.dtype)
+        scorers = open_scorers(names, sampler=frozen(source), renderer=renderer, model=frozen)
+    writers = {config.rollout.condense.writer: unused}  # the expert writes
+    engine = trajectory_engine(
+        components, renderer=renderer, sampler=unused, temperature=1.0, writers=writers, scorers=scorers
     )
+    engine = replace(engine, probe=None, confidence=None)
     return PlayedDemonstrations(task=task, expert=task.expert, problems=components.problems("train"), engine=engine)
 
 

@@ -14,6 +14,7 @@ from itertools import islice
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import made_turns
+from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.assembly.scorers import check_frozen
 from condensegrpo.config.load import HELD_OUT, longest_request
 from condensegrpo.config.schema import RunConfig
@@ -29,7 +30,6 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.core.wording import plural
 from condensegrpo.episodes.chat_template import tool_text
-from condensegrpo.episodes.engine import AnswerProbe, Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.failures import FAILURES
 from condensegrpo.episodes.families import NO_FAMILY
@@ -158,21 +158,19 @@ async def _played(
     limits = config.rollout.limits
     answer = "0" if problem.answer is None else f"<answer>{problem.answer}</answer>"
     script = [renderer.reply_ids(text) for text in (*_calls(components.toolbox), answer)]
-    reader, form = ScriptReader(script, renderer.reply_ids("0")), config.rollout.answer_form
-    engine = Engine(
-        sampler=reader,
-        probe=None if form is None else AnswerProbe(model=reader, renderer=renderer, form=form),
+    reader = ScriptReader(script, renderer.reply_ids("0"))
+    engine = trajectory_engine(
+        components,
         renderer=renderer,
-        condenser=components.condenser,
-        condenser_name=config.condenser.name,
-        scorers={name: _EvenScores() for name in components.condenser.scorers},
-        trigger=config.rollout.condense,
-        toolbox=components.toolbox,
-        limits=replace(
-            limits, max_turns=min(limits.max_turns, REPLIES), max_context_tokens=most or limits.max_context_tokens
-        ),
+        sampler=reader,
         temperature=config.rollout.temperature,
-    ).at_step(0)
+        writers={config.rollout.condense.writer: reader},
+        scorers={name: _EvenScores() for name in components.condenser.scorers},
+    )
+    limits = replace(
+        limits, max_turns=min(limits.max_turns, REPLIES), max_context_tokens=most or limits.max_context_tokens
+    )
+    engine = replace(engine, limits=limits, confidence=None).at_step(0)
     if overrides(task, Task.expert) and samples > 1:
         playing = f"playing as the expert of the task {type(task).__name__}"
         with plugin_code(playing, ConfigError):

@@ -11,6 +11,7 @@ from condensegrpo.config.load import longest_request
 from condensegrpo.config.options import check_plugin
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import NO_OBJECTS, Objects, SamplerUse
+from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
@@ -185,9 +186,18 @@ def trajectory_engine(
     sampler: Sampler,
     temperature: float,
     writers: Mapping[str, Sampler] = {},
+    scorers: Mapping[str, UnitScorer] | None = None,
 ) -> Engine:
-    """The trajectory engine; ``writers``: as of ``open_writers``."""
-    config, scorer_names = components.config, components.condenser.scorers
+    """The trajectory engine.
+
+    Args:
+        writers: as of ``open_writers``.
+        scorers: of the condenser, by name; None: they are opened.
+    """
+    config = components.config
+    if scorers is None:
+        frozen = partial(frozen_model, dtype=config.model.dtype)
+        scorers = open_scorers(components.condenser.scorers, sampler=sampler, renderer=renderer, model=frozen)
     form = config.rollout.answer_form
     writer = config.rollout.condense.writer
     if writer != "policy" and writer not in writers:
@@ -201,12 +211,7 @@ def trajectory_engine(
         renderer=renderer,
         condenser=components.condenser,
         condenser_name=config.condenser.name,
-        scorers=open_scorers(
-            scorer_names,
-            sampler=sampler,
-            renderer=renderer,
-            model=partial(frozen_model, dtype=config.model.dtype),
-        ),
+        scorers=scorers,
         trigger=config.rollout.condense,
         toolbox=components.toolbox,
         limits=config.rollout.limits,
