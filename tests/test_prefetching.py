@@ -21,8 +21,8 @@ from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.players import GroupPlayer, PlayerSettings, local_player
 from condensegrpo.assembly.runtime import open_sampler
+from condensegrpo.assembly.workers import GroupPlayer, PlayerSettings, local_player
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.resumed import changes_between
 from condensegrpo.config.schema import RunConfig

@@ -19,8 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from waiting import eventually
 
 from condensegrpo.assembly.build import build, build_components
-from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers, SharingPlayer
 from condensegrpo.assembly.runtime import open_sampler
+from condensegrpo.assembly.workers import GroupPlayer, RolloutPlayers, SharingPlayer
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.resumed import Change
 from condensegrpo.config.schema import RunConfig

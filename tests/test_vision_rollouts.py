@@ -11,9 +11,9 @@ from transformers import GenerationConfig
 from vision_models import picture, vision_model
 
 from condensegrpo.assembly.build import build, build_components
-from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.preflight import check_model
 from condensegrpo.assembly.runtime import open_sampler
+from condensegrpo.assembly.workers import RolloutPlayers
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, SamplerError, ServerUnreachable

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.policy import in_use, initial_of
 from condensegrpo.assembly.preflight import check_model, check_writes
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writers, provenance, use_threads
+from condensegrpo.assembly.workers import RolloutPlayers
 from condensegrpo.config.load import HELD_OUT, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import NO_OBJECTS, Objects

@@ -25,9 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.objects import Parts, configured
-from condensegrpo.assembly.players import RolloutPlayers
 from condensegrpo.assembly.preflight import check_model
 from condensegrpo.assembly.runtime import open_sampler
+from condensegrpo.assembly.workers import RolloutPlayers
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop
 from condensegrpo.core.errors import ConfigError

@@ -32,8 +32,8 @@ from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
 from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.components import Components, indices, spare_indices
-from condensegrpo.assembly.players import GroupPlayer
 from condensegrpo.assembly.runtime import provenance
+from condensegrpo.assembly.workers import GroupPlayer
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.defaults import overrides

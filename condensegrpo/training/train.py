@@ -16,9 +16,9 @@ from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import choices, open_learner
-from condensegrpo.assembly.players import GroupPlayer, RolloutPlayers
 from condensegrpo.assembly.preflight import check_architecture, check_model
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writers, use_threads
+from condensegrpo.assembly.workers import GroupPlayer, RolloutPlayers
 from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import Watch
