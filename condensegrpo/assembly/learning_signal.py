@@ -20,7 +20,7 @@ from condensegrpo.algorithms.packing import dummy
 from condensegrpo.config.options import validated
 from condensegrpo.config.schema import AlgorithmSettings, RunConfig
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
-from condensegrpo.core.failures import at_definition, is_ctrl_c, message_of
+from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import installed, load_plugin
 from condensegrpo.core.scored_trajectory import WRITTEN
 from condensegrpo.core.wording import did_you_mean
@@ -137,10 +137,7 @@ def _check_group(config: RunConfig, plugin: EstimatorPlugin) -> None:
 def _try_out(where: str, check: Callable[[], None]) -> None:
     """Call a plug-in on made-up values, so that what it refuses, or does wrong, is found before a model is loaded."""
     try:
-        check()
+        with plugin_code(where, PluginError):
+            check()
     except ScoreError as error:
         raise PluginError(f"{where}: {error}") from error
-    except BaseException as error:  # the boundary to a plug-in
-        if is_ctrl_c(error):
-            raise
-        raise PluginError(f"{where}: {message_of(error)}.") from error

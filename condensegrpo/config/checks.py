@@ -30,7 +30,7 @@ def check_ranks(config: RunConfig, ranks: int) -> None:
 
 def _lengths(config: RunConfig) -> Iterator[str]:
     """The longest row that a rollout can make is a full context and a full reply after it."""
-    longest, new = config.rollout.limits.turn_tokens, config.model.new
+    longest = config.rollout.limits.turn_tokens
     made_of = f"rollout.limits.max_context_tokens + rollout.limits.max_output_tokens = {longest}"
     room, given = config.learner.tokens_per_micro_batch, config.sampler.options.get("max_model_len")
     if longest > room:
@@ -42,11 +42,6 @@ def _lengths(config: RunConfig) -> Iterator[str]:
         yield (
             f"sampler.options.max_model_len: found {given}, and a context with its reply may have {made_of} tokens. "
             f"Raise it to at least {longest}, or leave it out."
-        )
-    if new is not None and longest > new.max_positions:
-        yield (
-            f"model.new.max_positions: found {new.max_positions}, and a context with its reply may have {made_of} "
-            f"tokens. Raise it to at least {longest}."
         )
 
 
