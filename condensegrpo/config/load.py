@@ -12,7 +12,7 @@ they are named, and the folders of ``FOLDERS``.
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from importlib.resources import files
@@ -74,26 +74,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def resolved(path: Path, overrides: Sequence[str], *, locate: bool = True) -> Tree:
     """The tree of a file, the files that it extends, and overrides; ``locate``: paths are made absolute."""
-    return overridden(_with_bases(path, locate=locate), overrides, locate=locate)
+    return overridden(_with_bases(path, locate=locate, read=[]), overrides, locate=locate)
 
 
-def _with_bases(path: Path, extended_by: tuple[Path, ...] = (), *, locate: bool) -> Tree:
-    """The tree of a file on top of those that it extends, each of which lies on its own."""
-    tree, bases = _read(path, extended_by)
-    trees = [_with_bases(base, (*extended_by, path), locate=locate) for base in bases]
-    return merged(reduce(merged, trees, Tree()), located(tree, path) if locate else tree)
+def _with_bases(path: Path, extended_by: tuple[Path, ...] = (), *, locate: bool, read: list[tuple[Path, Tree]]) -> Tree:
+    """The tree of a file on top of those that it extends, each of which lies on its own.
 
-
-def layers(path: Path, extended_by: tuple[Path, ...] = ()) -> Iterator[tuple[Path, Tree]]:
-    """A file and the files that it extends with their trees, the lowest first."""
-    tree, bases = _read(path, extended_by)
-    for base in bases:
-        yield from layers(base, (*extended_by, path))
-    yield path, tree
-
-
-def _read(path: Path, extended_by: tuple[Path, ...]) -> tuple[Tree, list[Path]]:
-    """The tree of a file, and the files that it extends."""
+    Args:
+        read: gets each of these files with its tree, the lowest first.
+    """
     chain = (*extended_by, path)
     if path.resolve() in [each.resolve() for each in extended_by]:
         raise ConfigError(
@@ -107,7 +96,9 @@ def _read(path: Path, extended_by: tuple[Path, ...]) -> tuple[Tree, list[Path]]:
         raise ConfigError(
             f"reading the configuration {path}: {EXTENDS} is {names!r}, wanted the name of a file or a list of names."
         )
-    return tree, [_base(path, name) for name in names]
+    trees = [_with_bases(_base(path, name), chain, locate=locate, read=read) for name in names]
+    read.append((path, tree))
+    return merged(reduce(merged, trees, Tree()), located(tree, path) if locate else tree)
 
 
 def _base(path: Path, name: str) -> Path:
@@ -204,9 +195,11 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
     given = [tuple(override.partition("=")[0].split(".")) for override in overrides]
-    known = [(str(file), {leaf for leaf, _ in leaves(tree)}) for file, tree in reversed([*layers(path)])]
+    read = list[tuple[Path, Tree]]()
+    tree = overridden(_with_bases(path, locate=True, read=read), overrides)
+    known = [(str(file), {leaf for leaf, _ in leaves(its)}) for file, its in reversed(read)]
     origins = dict[KeyPath, str]()
-    for leaf, _ in leaves(resolved(path, overrides)):
+    for leaf, _ in leaves(tree):
         file = next((name for name, its in known if leaf in its), OVERRIDE)
         origins[leaf] = OVERRIDE if any(leaf[: len(key)] == key for key in given) else file
     names = Counter(Path(origin).name for origin in set(origins.values()))
@@ -216,8 +209,8 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
         name = Path(origin).name
         return origin if names[name] > 1 else name  # the whole path where two files have the same name
 
-    tree: Any = without_credentials(config.model_dump(mode="json"))
-    return dump_commented(tree, comment)
+    shown: Any = without_credentials(config.model_dump(mode="json"))
+    return dump_commented(shown, comment)
 
 
 def shipped() -> tuple[str, ...]:

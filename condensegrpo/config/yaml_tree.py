@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -57,16 +56,6 @@ class _Loader(yaml.SafeLoader):
         return int(digits) if digits.lstrip("+-").replace("_", "").isdecimal() else int(digits, base=0)
 
 
-class _FastLoader(_Loader):
-    """Takes the events of libyaml, if PyYAML has it: it scans in a fifth of the time, and says less of errors."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__("")
-        events = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        for name in ("check_event", "peek_event", "get_event"):
-            setattr(self, name, getattr(events, name))
-
-
 class _Dumper(yaml.SafeDumper):
     """Quotes a text that ``_Loader``, or any other reader of YAML, would read as a number."""
 
@@ -83,8 +72,6 @@ for _kind in (_Loader, _Dumper):
 
 def parse_yaml(text: str) -> Any:  # noqa: ANN401  a YAML tree
     """The tree of a YAML text; raises ``yaml.YAMLError`` with one line."""
-    with suppress(yaml.YAMLError, RecursionError, UnicodeEncodeError):
-        return yaml.load(text, Loader=_FastLoader)
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -101,7 +88,7 @@ def dump(tree: Mapping[str, Any]) -> str:
 def dump_commented(tree: Mapping[str, Any], comment: Callable[[KeyPath], str]) -> str:
     """A tree as YAML with a comment behind every leaf; ``load`` reads it back to an equal tree."""
     text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
-    root = yaml.compose(text, Loader=_FastLoader)
+    root = yaml.compose(text, Loader=_Loader)
     ends = list(_ends(root)) if root else []
     column = max((mark.column for _, mark in ends if mark.column <= WIDTH), default=0)
     parts, position = [], 0
