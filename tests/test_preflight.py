@@ -313,7 +313,7 @@ class Episode:
         ("reward={name: 'F:Other'}", "Other has no method of a reward, wanted exactly one of"),
         ("condenser={name: 'F:Other'}", "Other is no Condenser (PATH:4)"),
         ("task={name: 'F:Other', options: {}}", "Other has no environment (PATH:4)"),
-        ("sampler={name: 'F:Other'}", "it has no update and no close (PATH:4)"),
+        ("sampler={name: 'F:Other'}", "Other has no update and no close (PATH:4)"),
     ],
 )
 def test_a_plug_in_without_the_methods_of_one_is_refused(section: str, fault: str, tmp_path: Path) -> None:

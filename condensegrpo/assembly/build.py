@@ -21,7 +21,6 @@ from condensegrpo.config.use import NO_OBJECTS, CondenserUse, Objects
 from condensegrpo.core.condenser import Condenser, TextWriter
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, DataError
-from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.episodes.boundary import checked_tools
@@ -48,14 +47,14 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     for name, each in named.items():
         _check_ids(name, each)
     check_objects(config, objects)
-    sampler = type(objects[name]) if (name := config.sampler.name) in objects else load_plugin("samplers", name)
-    check_scorers(built.condenser.scorers, sampler, name)
+    sampler = config.sampler.plugin(objects)
+    check_scorers(built.condenser.scorers, sampler, config.sampler.name)
     for each in (built, *named.values()):
         _check_workers(each, sampler)
     return replace(built, evaluations=named)
 
 
-def _check_workers(components: Components, sampler: type) -> None:
+def _check_workers(components: Components, sampler: object) -> None:
     """Check that worker processes can reach all models."""
     config, scorers = components.config, components.condenser.scorers
     if not config.rollout.workers.processes:

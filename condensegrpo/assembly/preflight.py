@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
@@ -18,7 +18,6 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import CondenseError, ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
-from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.reward import RewardPart, TurnReward
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
@@ -71,7 +70,7 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
     config, name = components.config, components.config.sampler.name
     if not resumed:
         _check_folder(config)
-    sampler: Any = components.objects[name] if name in components.objects else load_plugin("samplers", name)
+    sampler = config.sampler.plugin(components.objects)
     if overrides(sampler, Sampler.check_training):
         with plugin_code(f"calling check_training of the sampler {name}", ConfigError):
             try:

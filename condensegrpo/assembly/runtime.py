@@ -1,5 +1,6 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
@@ -8,7 +9,6 @@ from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.policy import model_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
-from condensegrpo.config.options import check_plugin
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import NO_OBJECTS, Objects, SamplerUse
 from condensegrpo.core.condenser import UnitScorer
@@ -16,7 +16,6 @@ from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.observer import Observer
-from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.protocols.sampler import (
     Sampler,
@@ -223,28 +222,21 @@ def trajectory_engine(
 
 def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
     """Check the sampler's options, and that it has the methods that the configuration needs. Loads no model."""
-    name, lora, sampler = config.sampler.name, config.model.lora, config.sampler.given(objects)
-    if sampler is None:
-        native = lora is not None and lora.sampler == "native"
-        if native and config.model.sampled_lora is None:
-            raise ConfigError(
-                "checking model.lora.sampler: found native, and with model.vision=train adapters of the vision tower "
-                "train too, which no sampler computes. Set model.lora.sampler=merged or auto."
-            )
-        given = check_plugin("samplers", name, config.sampler.options, _sampler_arguments(config, "", lora))
-        if native and "lora" not in given:
-            raise ConfigError(
-                f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights only. Set "
-                f"model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
-            )
-        sampler = load_plugin("samplers", name)
-        if not isinstance(sampler, type):  # a function that makes one
-            return
-    if missing := missing_methods(sampler, "sample", "update", "close"):
+    name, lora = config.sampler.name, config.model.lora
+    native = lora is not None and lora.sampler == "native" and config.sampler.given(objects) is None
+    if native and config.model.sampled_lora is None:
         raise ConfigError(
-            f"setting up the sampler {name}: it has no {' and no '.join(missing)}{at_definition(sampler)}; see "
-            f"docs/reference/protocols.md."
+            "checking model.lora.sampler: found native, and with model.vision=train adapters of the vision tower "
+            "train too, which no sampler computes. Set model.lora.sampler=merged or auto."
         )
+    if "lora" not in config.sampler.check(objects, **_sampler_arguments(config, "", lora)) and native:
+        raise ConfigError(
+            f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights only. Set "
+            f"model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
+        )
+    sampler = config.sampler.plugin(objects)
+    if inspect.isroutine(sampler):  # a function that makes one
+        return
     if config.rollout.answer_form is not None and not overrides(sampler, Sampler.score):
         raise ConfigError(
             f"setting up rollout.answer_form: the sampler {name} cannot measure the probability of a reply. Use "

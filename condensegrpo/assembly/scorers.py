@@ -3,6 +3,7 @@
 A name may select the layers whose attention is captured, counted from 0: ``policy@0`` or ``path/to/model@14,18``.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -29,11 +30,11 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
     """Check that the sampler has the methods that the scorers need. Loads nothing.
 
     Args:
-        sampler: its class; any other factory is not checked.
+        sampler: the object or its class; a function that makes one is not checked.
     """
     for name in names:
         model, _ = split_layers(name)
-        if model in NEEDED and isinstance(sampler, type) and not overrides(sampler, NEEDED[model]):
+        if model in NEEDED and not inspect.isroutine(sampler) and not overrides(sampler, NEEDED[model]):
             lacking = "capture its model's attention" if model == POLICY else "measure the probability of a reply"
             able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(
@@ -106,7 +107,7 @@ def open_scorers(
         renderer: with the policy's tokenizer.
         model: a frozen model by folder or Hub id.
     """
-    check_scorers(names, type(sampler), type(sampler).__name__)
+    check_scorers(names, sampler, type(sampler).__name__)
     return {name: _opened(name, sampler, renderer, model) for name in names}
 
 

@@ -23,7 +23,6 @@ from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import Tool
-from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.episodes.toolformats import ToolFormat, check_format
 
 Objects = Mapping[str, object]  # by the name that the configuration has for them
@@ -37,6 +36,7 @@ class Use(Section):
     """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
 
     kind: ClassVar[str]  # a member of ``core.plugins.KINDS``
+    methods: ClassVar[tuple[str, ...]] = ()  # that have no default
     name: str
     """Of an installed plug-in, or path/to/file.py:Name."""
     options: dict[str, Any] = {}
@@ -45,7 +45,20 @@ class Use(Section):
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Any:  # noqa: ANN401  whatever it names
         """The object of its name, or what the plug-in makes of its options; ``supplied`` as of ``build_plugin``."""
         given = self.given(objects)
-        return build_plugin(self.kind, self.name, self.options, supplied) if given is None else given
+        made = build_plugin(self.kind, self.name, self.options, supplied) if given is None else given
+        return with_methods(made, self.name, *self.methods)
+
+    def check(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Mapping[str, object]:
+        """Check the options, and that an object or a class has the methods of its kind; returns its arguments."""
+        plugin, given = self.plugin(objects), self.given(objects)
+        arguments = {} if given is not None else check_plugin(self.kind, self.name, self.options, supplied)
+        if not inspect.isroutine(plugin):  # a function makes one
+            with_methods(plugin, self.name, *self.methods)
+        return arguments
+
+    def plugin(self, objects: Objects) -> Any:  # noqa: ANN401  whatever it names
+        """The object that it names, or the class or function, not yet called."""
+        return objects[self.name] if self.name in objects else load_plugin(self.kind, self.name)
 
     def given(self, objects: Objects) -> object | None:
         """The object that it names; None: it names a plug-in."""
@@ -176,6 +189,7 @@ class SamplerUse(Use):
     """What samples replies."""
 
     kind: ClassVar[str] = "samplers"
+    methods: ClassVar[tuple[str, ...]] = ("sample", "update", "close")
     name: str = "transformers"
     """A sampler."""
 
@@ -184,6 +198,7 @@ class TaskUse(Use):
     """Where the problems come from."""
 
     kind: ClassVar[str] = "tasks"
+    methods: ClassVar[tuple[str, ...]] = ("problems", "environment")
     data: str | None = None
     """Training problems: a JSONL or Parquet file, a folder or a Hub id."""
     eval_data: str | None = None
@@ -191,27 +206,26 @@ class TaskUse(Use):
 
     def build_with(self, objects: Objects, shared: Mapping[str, tuple[str, object]]) -> Task:
         """The task; ``shared``: options that are settings of the rollout, with the key and the value of each."""
-        task = self.given(objects)
-        if task is None:
-            files = {"data": self.data, "eval_data": self.eval_data}
-            options = {**{key: file for key, file in files.items() if file is not None}, **self.options}
-            parameters = inspect.signature(load_plugin("tasks", self.name)).parameters
-            for key in files:
-                if key not in options and key in parameters and parameters[key].default is inspect.Parameter.empty:
-                    raise ConfigError(
-                        f"checking task.{key}: it is not set, and the task {self.name} reads its problems from there. "
-                        f"Set it to a JSONL or Parquet file, a folder of them or a Hub id, such as "
-                        f"task.{key}={key}.jsonl."
-                    )
-            for option, (source, value) in shared.items():
-                if option in options:
-                    raise ConfigError(
-                        f"checking task.options.{option}: found {options[option]!r}; the task gets it from {source}, "
-                        f"which is {value!r}. Remove task.options.{option} and set {source}."
-                    )
-            supplied = {option: value for option, (_, value) in shared.items()}
-            task = build_plugin("tasks", self.name, options, supplied)
-        return with_methods(cast(Task, task), self.name, "problems", "environment")
+        if self.given(objects) is not None:
+            return cast(Task, self.build(objects))
+        files = {"data": self.data, "eval_data": self.eval_data}
+        options = {**{key: file for key, file in files.items() if file is not None}, **self.options}
+        parameters = inspect.signature(self.plugin(objects)).parameters
+        for key in files:
+            if key not in options and key in parameters and parameters[key].default is inspect.Parameter.empty:
+                raise ConfigError(
+                    f"checking task.{key}: it is not set, and the task {self.name} reads its problems from there. "
+                    f"Set it to a JSONL or Parquet file, a folder of them or a Hub id, such as "
+                    f"task.{key}={key}.jsonl."
+                )
+        for option, (source, value) in shared.items():
+            if option in options:
+                raise ConfigError(
+                    f"checking task.options.{option}: found {options[option]!r}; the task gets it from {source}, "
+                    f"which is {value!r}. Remove task.options.{option} and set {source}."
+                )
+        supplied = {option: value for option, (_, value) in shared.items()}
+        return cast(Task, self.model_copy(update={"options": options}).build(objects, **supplied))
 
 
 class ToolUse(Use):
@@ -221,8 +235,8 @@ class ToolUse(Use):
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Tool:
         """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
-        given = self.given(objects)
-        tool: Any = load_plugin("tools", self.name) if given is None else given
+        self.given(objects)
+        tool = self.plugin(objects)
         if inspect.isclass(tool):
             tool = build_plugin("tools", self.name, self.options, supplied)
         elif self.options:
@@ -239,10 +253,11 @@ class FormatUse(Use):
     """How the policy calls tools."""
 
     kind: ClassVar[str] = "tool_formats"
+    methods: ClassVar[tuple[str, ...]] = ("parse", "result")
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> ToolFormat:
         """The format, tried on made-up values."""
-        made: Any = with_methods(super().build(objects, **supplied), self.name, "parse", "result")
+        made = super().build(objects, **supplied)
         form = with_defaults(made, ToolFormat)
         with plugin_code(f"trying the tool format {self.name}{at_definition(made)}", ConfigError):
             check_format(form)
@@ -253,17 +268,7 @@ class TrackerUse(Use):
     """Where metrics are sent."""
 
     kind: ClassVar[str] = "trackers"
-
-    def check(self) -> None:
-        """Check the options, and that a class has the method of a tracker; it is opened when the run starts."""
-        check_plugin(self.kind, self.name, self.options)
-        factory = load_plugin(self.kind, self.name)
-        if isinstance(factory, type):
-            with_methods(factory, self.name, "log")
-
-    def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Tracker:
-        """The tracker, opened."""
-        return cast(Tracker, super().build(objects, **supplied))
+    methods: ClassVar[tuple[str, ...]] = ("log",)
 
 
 NamedTracker = Annotated[TrackerUse, BeforeValidator(_named)]  # its name alone stands for it, where no option is set
