@@ -333,7 +333,7 @@ class Broken:
         ({"task": Broken.Nested}, (), r"found the class Nested of .*test_api, which no file has that can be imported"),
         ({"taks": Sums()}, (), "there is no part 'taks'. Did you mean 'task'"),
         ({"task": Sums()}, ("task.options.size=3",), "found the options size, and it is an object"),
-        ({"task": Sums()}, ("rollout.workers.processes=2",), "found 2 processes, .* python:Sums is an object"),
+        ({"task": Sums()}, ("rollout.workers.processes=2",), "found processes=2, .* python:Sums is an object"),
         ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
         ({"task": Sums(), "reward": 3}, (), "int has no method of a reward"),
         ({"task": Sums(), "sampler": 3}, (), "python:int: it has no sample and no update"),

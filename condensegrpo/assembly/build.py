@@ -1,7 +1,7 @@
 """Builds and checks the components of a configuration, so that a wrong one stops before any model is loaded."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
@@ -12,7 +12,6 @@ from typing import Any
 
 from condensegrpo.assembly import runtime
 from condensegrpo.assembly.components import Components, problems
-from condensegrpo.assembly.objects import check_objects
 from condensegrpo.assembly.scorers import check_scorers
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations
@@ -46,29 +45,42 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
     for name, each in named.items():
         _check_ids(name, each)
-    check_objects(config, objects)
     sampler = config.sampler.plugin(objects)
     check_scorers(built.condenser.scorers, sampler, config.sampler.name)
-    for each in (built, *named.values()):
-        _check_workers(each, sampler)
+    if config.sampler.name in objects and config.warm_start.steps:
+        raise ConfigError(
+            f"checking warm_start.steps: found {config.warm_start.steps}; its probe opens a sampler for the model that "
+            f"it has trained, and {config.sampler.name} is an object. Set warm_start.steps=0 or name the sampler."
+        )
+    if faults := [fault for each in (built, *named.values()) for fault in _out_of_reach(each, sampler)]:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
     return replace(built, evaluations=named)
 
 
-def _check_workers(components: Components, sampler: object) -> None:
-    """Check that worker processes can reach all models."""
-    config, scorers = components.config, components.condenser.scorers
-    if not config.rollout.workers.processes:
-        return
-    found = f"checking rollout.workers: found processes={config.rollout.workers.processes}, and"
-    if not overrides(sampler, Sampler.client):
-        raise ConfigError(
-            f"{found} the model of the sampler {config.sampler.name} is in this process. Set "
-            f"rollout.workers.processes=0, or sampler.name=vllm_server."
-        )
-    if scorers:
-        raise ConfigError(
-            f"{found} the condenser {config.condenser.name} has units scored by {', '.join(scorers)}, a model in this "
-            f"process. Set rollout.workers.processes=0, or name another condenser."
+def _out_of_reach(components: Components, sampler: object) -> Iterator[str]:
+    """What the worker processes of a configuration cannot have."""
+    config, scorers, processes = components.config, components.condenser.scorers, "rollout.workers.processes"
+    objects = ", ".join(name for name in components.objects if name != config.sampler.name)
+    faults = (
+        (
+            not overrides(sampler, Sampler.client),
+            f"the model of the sampler {config.sampler.name} is in this process. Set {processes}=0, or "
+            f"sampler.name=vllm_server",
+        ),
+        (
+            bool(scorers),
+            f"the condenser {config.condenser.name} has units scored by {', '.join(scorers)}, a model in this process. "
+            f"Set {processes}=0, or name another condenser",
+        ),
+        (
+            bool(objects),
+            f"they build plug-ins by name, and {objects} is an object. Set {processes}=0, or put the class into a file "
+            f"and name it path/to/file.py:Name",
+        ),
+    )
+    if count := config.rollout.workers.processes:
+        yield from (
+            f"checking rollout.workers: found processes={count}, and {why}." for is_fault, why in faults if is_fault
         )
 
 

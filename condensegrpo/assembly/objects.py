@@ -105,22 +105,6 @@ def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
     return [f"{key}={json.dumps(value, default=partial(_name_of, objects))}" for key, value in changes.items()], objects
 
 
-def check_objects(config: RunConfig, objects: Objects) -> None:
-    """Check that a run can work with objects: other processes cannot have them."""
-    names = ", ".join(name for name in objects if name != config.sampler.name)
-    if names and config.rollout.workers.processes:
-        raise ConfigError(
-            f"checking rollout.workers: found {config.rollout.workers.processes} processes, which "
-            f"build plug-ins by name, and {names} is an object. Leave rollout.workers out, or put the class into a "
-            f"file and name it path/to/file.py:Name."
-        )
-    if config.sampler.name in objects and config.warm_start.steps:
-        raise ConfigError(
-            f"checking warm_start.steps: found {config.warm_start.steps}; its probe opens a sampler for the model that "
-            f"it has trained, and {config.sampler.name} is an object. Set warm_start.steps=0 or name the sampler."
-        )
-
-
 def _section(objects: dict[str, object], given: object) -> dict[str, object]:
     """The section of a part."""
     if isinstance(given, Mapping):

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from condensegrpo.config.section import keys_of, sections_at, sections_in
+from condensegrpo.config.section import UNKNOWN, expectation, nearest_keys, sections_in
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition, plugin_code
@@ -28,15 +28,6 @@ from condensegrpo.core.wording import did_you_mean
 
 NOTHING: Mapping[str, object] = {}
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
-SHORTER = {
-    "Input should be ": "",
-    "Value error, ": "",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "a valid array": "a list",
-    "a valid": "a",
-    "a integer": "an integer",
-}
 OF_OTHERS = {"completions", "solution_str"}  # arguments of reward functions for TRL and verl
 OF_REWARDS = {"trajectory", "problem"}
 ANYTHING = TypeAdapter[list[object]](list[object])
@@ -188,7 +179,7 @@ def _validated(value: object, annotation: object, where: str) -> object:
         fault = error
     except (TypeError, ValueError):
         pass  # not a value of JSON
-    raise PluginError(f"{where}{_fault(fault, annotation)}.") from fault
+    raise PluginError(f"{where}{_fault(fault, annotation)}") from fault
 
 
 def _adapter(annotation: Any) -> TypeAdapter[list[object]]:  # noqa: ANN401  an annotation is any object
@@ -206,20 +197,10 @@ def _fault(error: ValidationError, annotation: object) -> str:
     faults = error.errors(include_url=False)
     first = faults[0]
     _, *place = first["loc"]  # without that in the list of the adapter
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        *outer, key = place
-        within = "".join(f"[{part!r}]" for part in outer)
-        known = [name for section in sections_at([*sections_in(annotation)], outer) for name in keys_of(section)]
-        keys = f". {did_you_mean(str(key), known)}Its keys are: {', '.join(known)}" if known else ""
-        return f"{within} has no key {key!r}{keys}"
+    if first["type"] in UNKNOWN:
+        within = "".join(f"[{part!r}]" for part in place[:-1])
+        return f"{within} has no key {place[-1]!r}. {nearest_keys([*sections_in(annotation)], place)}"
     path = "".join(f"[{part!r}]" for part in place if len(faults) == 1)
-    expected = dict.fromkeys(_expectation(fault["msg"]) for fault in faults)
+    expected = dict.fromkeys(expectation(fault["msg"]) for fault in faults)
     found = without_credentials(first["input"], str(place[-1]) if place else "")
-    return f"{path} is {found!r:.200}, wanted {' or '.join(expected)}"
-
-
-def _expectation(message: str) -> str:
-    """What pydantic's message asks for, shorter: "Input should be greater than or equal to 0" is "at least 0"."""
-    for long, short in SHORTER.items():
-        message = message.replace(long, short)
-    return message
+    return f"{path} is {found!r:.200}, wanted {' or '.join(expected)}."

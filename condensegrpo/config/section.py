@@ -12,6 +12,17 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # what pydantic calls the fault of an unknown key
+SHOULD_BE = "Input should be "
+SHORTER = {
+    SHOULD_BE: "",
+    "Value error, ": "",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid array": "a list",
+    "a valid tuple": "a list",
+    "a valid": "a",
+    "a integer": "an integer",
+}
 
 
 class Section(BaseModel):
@@ -64,26 +75,35 @@ def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bo
 def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     key_path = [str(part) for part in fault["loc"]]
     key, reason = ".".join(key_path) or "(the whole)", fault["type"]
-    value = without_credentials(fault["input"], key_path[-1] if key_path else "")
     if reason in UNKNOWN:
-        sections = sections_at([kind], key_path[:-1])
-        known = [name for section in sections[:1] for name in keys_of(section)]
-        inner = [
-            path for section in sections[:1] for path in _nested_keys(section) if path.endswith(f".{key_path[-1]}")
-        ]
-        near = did_you_mean(key_path[-1], known)
-        hint = f"Did you mean {inner[0]!r}?" if inner else near or f"Known here: {', '.join(known)}"
-        return f"{key}: unknown key. {hint.strip()}"
+        return f"{key}: unknown key. {nearest_keys([kind], key_path)}"
     if reason == "missing":
         return f"{key}: missing"
+    value = without_credentials(fault["input"], key_path[-1] if key_path else "")
+    wanted = expectation(fault["msg"])
     if reason in ("model_type", "dataclass_type", "dict_type"):
         return f"{key}: found {value!r}, wanted a mapping of keys"
-    message = fault["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
-    if message.startswith("Input should be "):
-        expected = message.removeprefix("Input should be ").replace("greater than or equal to", "at least")
-        expected = expected.replace("less than or equal to", "at most").replace("a valid tuple", "a list")
-        return f"{key}: found {value!r}, wanted {expected}"
-    return f"{key}: found {value!r}; {message}" if key_path else message  # not all of the file
+    if fault["msg"].startswith(SHOULD_BE):
+        return f"{key}: found {value!r}, wanted {wanted}"
+    return f"{key}: found {value!r}; {wanted}" if key_path else wanted  # not all of the file
+
+
+def expectation(message: str) -> str:
+    """What pydantic's message asks for, shorter: "Input should be greater than or equal to 0" is "at least 0"."""
+    message = message.partition(", unable to parse")[0]
+    for long, short in SHORTER.items():
+        message = message.replace(long, short)
+    return message
+
+
+def nearest_keys(sections: Sequence[type], path: Sequence[object]) -> str:
+    """The key that an unknown one may stand for, or all that are known at the end of the path to it."""
+    *outer, name = path
+    within = sections_at(sections, outer)[:1]
+    known = [key for section in within for key in keys_of(section)]
+    inner = next((key for each in within for key in _nested_keys(each) if key.endswith(f".{name}")), None)
+    near = f"Did you mean {inner!r}?" if inner else did_you_mean(str(name), known).strip()
+    return near or f"Known here: {', '.join(known)}"
 
 
 def _nested_keys(section: type) -> Iterator[str]:
