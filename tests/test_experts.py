@@ -225,10 +225,10 @@ def test_problems_of_an_expert_are_compared_with_those_of_the_evaluations() -> N
     components = build(load_config(ROOT / "configs" / "quickstart.yaml", ["evaluate.variants={}", "train.steps=0"]))
     (held_out, *_) = components.problems("eval")
     task = Counts()
-    check_disjoint(replace(components, task=task, data=task.problems))
+    check_disjoint(replace(components, task=task, problems=task.problems))
     clash = [replace(held_out, id="shown"), *task.problems("train")]
     with pytest.raises(DataError, match=r"is also shown of the demonstrations of the warm start"):
-        check_disjoint(replace(components, task=task, data=lambda _: clash))
+        check_disjoint(replace(components, task=task, problems=lambda _: clash))
 
 
 def test_a_condenser_that_scores_by_the_policy_scores_by_the_model_of_the_warm_start(tmp_path: Path) -> None:

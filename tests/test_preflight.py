@@ -221,15 +221,15 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
     [
         (
             ["rollout.limits.max_context_tokens=9"],
-            "need 10 tokens with the chat template, and the context budget is 9",
+            "the context budget is 9; system message and question need 10 tokens with the chat template, which no condenser shortens",
         ),
         (
             ["rollout.limits.max_context_tokens=10"],
-            "found 10; system message and question need 10 tokens",
+            "the context budget is 10; system message and question need 10 tokens",
         ),
         (
             ["evaluate.variants={tight: [rollout.limits.max_context_tokens=10]}"],
-            "checking evaluate.variants.tight: checking rollout.limits.max_context_tokens: found 10",
+            "checking evaluate.variants.tight: checking rollout.limits.max_context_tokens: the context budget is 10",
         ),
         (["model={path: /nowhere}"], "there is no folder /nowhere. Set model.path"),
         (["model={path: no such model}"], "looking for model.path=no such model: it is no folder and not in the Hub"),

@@ -165,7 +165,7 @@ def test_a_held_out_problem_that_is_trained_on_is_named() -> None:
     components = build(load_config(ROOT / "configs/quickstart.yaml", overrides))
     held_out = components.problems("eval")[3]
     leaked = [replace(held_out, id="train-0")] * 20
-    leaking = replace(components, data=lambda split: leaked if split == "train" else components.problems("eval"))
+    leaking = replace(components, problems=lambda split: leaked if split == "train" else components.problems("eval"))
     with pytest.raises(DataError, match=re.escape(f"{held_out.id} of the evaluation held-out is also train-0")):
         check_disjoint(replace(leaking, evaluations=components.evaluations))
 

@@ -133,7 +133,7 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
     return Components(
         config=config,
         task=task,
-        data=base.data if base is not None and base.task is task else cache(partial(problems, task)),
+        problems=base.problems if base is not None and base.task is task else cache(partial(problems, task)),
         reward=reward,
         condenser=condenser,
         toolbox=part(

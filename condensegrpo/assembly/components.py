@@ -27,7 +27,7 @@ class Components:
 
     config: RunConfig
     task: Task
-    data: Callable[[Split], Sequence[Problem]]  # reads every split once, when it is first needed
+    problems: Callable[[Split], Sequence[Problem]]  # of a split, which is read once, when it is first needed
     reward: Reward | GroupReward
     condenser: Condenser
     toolbox: Toolbox
@@ -36,10 +36,6 @@ class Components:
     objective: "ObjectiveFunction"
     objects: Objects = field(default_factory=dict)  # by the names that the configuration has for them
     evaluations: Mapping[str, "Components"] = field(default_factory=dict)  # by name, the held-out problems first
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        """The problems of a split, read once."""
-        return self.data(split)
 
     def held_out(self) -> Sequence[Problem]:
         """The problems that an evaluation plays."""

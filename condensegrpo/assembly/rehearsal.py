@@ -254,7 +254,7 @@ def _check_texts(components: Components, renderer: Renderer, scored: Sequence[Sc
         renderer.check_roles(pinned, components.toolbox.format.result("call_0", components.toolbox.names[0], "0"))
     for name in components.condenser.scorers:
         check_frozen(name, pinned, components.config.rollout.limits.max_context_tokens)
-    _check_lengths(components, renderer, pinned)
+    _check_room(components, renderer, pinned)
     check_confidence(components.config, renderer)
 
 
@@ -282,43 +282,32 @@ def _check_words(renderer: Renderer, source: str, text: str, *, new: bool) -> No
         )
 
 
-def _check_lengths(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
+def _check_room(components: Components, renderer: Renderer, pinned: Sequence[Message]) -> None:
     """Check the room of a context that begins with ``pinned``; an error names the smallest context that works."""
-
-    def fault(most: int) -> ConfigError | None:
-        try:
-            _check_room(components, renderer, pinned, most)
-        except ConfigError as error:
-            return error
-        return None
-
     most = components.config.rollout.limits.max_context_tokens
-    if error := fault(most):
+    if fault := _lack_of_room(components, renderer, pinned, most):
         larger = range(most + 1, LARGEST)
-        works = bisect_left(larger, True, key=lambda tokens: fault(tokens) is None)
+        works = bisect_left(larger, True, key=lambda tokens: not _lack_of_room(components, renderer, pinned, tokens))
         cure = f" The smallest that works is rollout.limits.max_context_tokens={larger[works]}."
-        raise ConfigError(f"{error}{cure if works < len(larger) else ''}") from error
+        raise ConfigError(f"{fault}{cure if works < len(larger) else ''}")
 
 
-def _check_room(components: Components, renderer: Renderer, pinned: Sequence[Message], most: int) -> None:
-    """Check that ``most`` tokens of context have room for a first prompt, a reply and what the condenser needs."""
+def _lack_of_room(components: Components, renderer: Renderer, pinned: Sequence[Message], most: int) -> str:
+    """Why ``most`` tokens of context are too few for a first prompt, a reply and the condenser; empty: they suffice."""
     rollout = components.config.rollout
     least = rollout.condense.least_budget(most)
     tokens, reply = renderer.count(pinned), Message(role="assistant", content="0")
-    if tokens > least:
-        raise ConfigError(
-            f"checking the question: system message and question need {tokens} tokens with the chat template, and the "
-            f"context budget is {least}; a condenser never shortens them. Raise rollout.limits.max_context_tokens."
-        )
-    if rollout.limits.max_turns > 1 and (with_reply := renderer.count((*pinned, reply))) > least:
-        raise ConfigError(
-            f"checking rollout.limits.max_context_tokens: found {least}; system message and question need {tokens} "
-            f"tokens with the chat template, and with a reply of one word {with_reply}. Raise it, or set "
-            f"rollout.limits.max_turns=1."
+    with_reply = renderer.count((*pinned, reply)) if rollout.limits.max_turns > 1 else tokens
+    if with_reply > least:
+        cure = "" if tokens > least else ", or set rollout.limits.max_turns=1"
+        return (
+            f"checking rollout.limits.max_context_tokens: the context budget is {least}; system message and question need "
+            f"{tokens} tokens with the chat template, which no condenser shortens, and with a reply of one word "
+            f"{with_reply}. Raise it{cure}."
         )
     room = rollout.condense.target_tokens(least, draw=0.0)  # of a condensed prompt
     if rollout.condense.target is not None and room < tokens:
-        raise ConfigError(
+        return (
             f"checking rollout.condense.target: found {rollout.condense.target:g}, which leaves a condensed prompt "
             f"{room} tokens; system message and question need {tokens}, which no condenser shortens. Raise it, or "
             f"rollout.limits.max_context_tokens."
@@ -331,8 +320,8 @@ def _check_room(components: Components, renderer: Renderer, pinned: Sequence[Mes
     try:
         components.condenser.check(pinned, budget, renderer.count)
     except Exception as error:  # the boundary to a condenser
-        name = components.config.condenser.name
-        raise ConfigError(f"checking the room of the condenser {name}: {message_of(error)}.") from error
+        return f"checking the room of the condenser {components.config.condenser.name}: {message_of(error)}."
+    return ""
 
 
 def check_confidence(config: RunConfig, renderer: Renderer) -> None:

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -105,9 +105,9 @@ def _base(path: Path, name: str) -> Path:
     base = path.parent / name
     if base.is_file():
         return base
-    if shipped := shipped_file(name):
+    known = shipped_files()
+    if shipped := known.get(name.removesuffix(".yaml")):
         return shipped
-    known = [shipped_name(entry) for entry in shipped_files()]
     raise ConfigError(
         f"reading the configuration {path}: it extends {name}, but there is no file {base} and no shipped "
         f"configuration of this name. {did_you_mean(name, known)}Shipped: {', '.join(known)}."
@@ -215,7 +215,7 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
 
 def shipped() -> tuple[str, ...]:
     """The names of the configurations in the package, without ``.yaml`` and without those that are only extended."""
-    return tuple(shipped_name(path) for path in shipped_files() if not path.stem.endswith("base"))
+    return tuple(name for name in shipped_files() if not name.endswith("base"))
 
 
 def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -249,33 +249,24 @@ def find_config(name: str) -> Path:
             f"reading the configuration {name}: it is the folder of a run. Continue that run with --resume {name}, or "
             f"start a new one from {path / STORED}."
         )
-    shipped_as = path.as_posix().removeprefix("configs/")
-    if inside := shipped_file(shipped_as):
+    shipped_as = path.as_posix().removeprefix("configs/").removesuffix(".yaml")  # not the suffix: qwen3_0.6b has a dot
+    if inside := shipped_files().get(shipped_as):
         return inside
     if path.parts[:1] == ("studies",) and (SHIPPED / path).is_file():
         return SHIPPED / path
     fault = f"it is a folder without {STORED}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
         f"reading the configuration {name}: {fault}. "
-        f"{did_you_mean(shipped_as.removesuffix('.yaml'), shipped())}"
+        f"{did_you_mean(shipped_as, shipped())}"
         f"Shipped: {', '.join(shipped())}."
     )
 
 
-def shipped_files() -> list[Path]:
-    """The configurations in the package, those that others extend included."""
-    return sorted((SHIPPED / "configs").rglob("*.yaml"))
-
-
-def shipped_name(path: Path) -> str:
-    """What a shipped configuration is called: ``quickstart``, ``methods/mem1``."""
-    return path.relative_to(SHIPPED / "configs").as_posix().removesuffix(".yaml")
-
-
-def shipped_file(name: str) -> Path | None:
-    """The shipped configuration of a name, with or without ``.yaml``."""
-    stem = name.removesuffix(".yaml")  # a name may hold a dot of its own: qwen3_0.6b
-    return next((path for path in shipped_files() if shipped_name(path) == stem), None)
+@cache
+def shipped_files() -> Mapping[str, Path]:
+    """The configurations in the package by name (``quickstart``, ``methods/mem1``), those that others extend too."""
+    folder = SHIPPED / "configs"
+    return {path.relative_to(folder).as_posix().removesuffix(".yaml"): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -74,21 +74,23 @@ def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool)
     changes = changes_between(before, after)
     if (Path(after.runs_dir) / after.name).resolve() == folder.path.resolve():  # where it is, however it came there
         changes = tuple(change for change in changes if change.key != "runs_dir")
-    if fixed := [change.key for change in changes if _within(change.key, FIXED)]:
-        raise _refused(
-            folder,
-            changes,
-            f"{', '.join(fixed)} cannot change any more: the folder has its name, and the policy before step 1 is "
-            "made. Leave that unchanged, or start a new run.",
+    fixed = ", ".join(change.key for change in changes if _within(change.key, FIXED))
+    learned = ", ".join(change.key for change in changes if change.learned)
+    if fixed:
+        reason = (
+            f"{fixed} cannot change any more: the folder has its name, and the policy before step 1 is made. Leave "
+            f"that unchanged, or start a new run."
         )
-    if not allow_changes and (learned := [change.key for change in changes if change.learned]):
-        raise _refused(
-            folder,
-            changes,
-            f"{', '.join(learned)} would change what is learned. Add --allow-changes to continue with the new "
-            f"values (the report marks the step), leave out the change, or start a new run.",
+    elif learned and not allow_changes:
+        reason = (
+            f"{learned} would change what is learned. Add --allow-changes to continue with the new values (the report "
+            f"marks the step), leave out the change, or start a new run."
         )
-    return changes
+    else:
+        return changes
+    raise ConfigError(
+        f"resuming {folder.path}: the configuration differs from that of the run\n{change_table(changes)}\n{reason}"
+    )
 
 
 def store_configuration(folder: RunFolder, config: RunConfig, *, first_step: int) -> None:
@@ -147,12 +149,6 @@ def changes_between(before: RunConfig, after: RunConfig, *, first_step: int = 0)
 
 def _within(key: str, sections: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(f"{section}.") for section in sections)
-
-
-def _refused(folder: RunFolder, changes: Iterable[Change], reason: str) -> ConfigError:
-    return ConfigError(
-        f"resuming {folder.path}: the configuration differs from that of the run\n{change_table(changes)}\n{reason}"
-    )
 
 
 def _short(text: str, begin: int) -> str:
