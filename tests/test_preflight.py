@@ -221,7 +221,7 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
     [
         (
             ["rollout.limits.max_context_tokens=9"],
-            "the context budget is 9; system message and question need 10 tokens with the chat template, which no condenser shortens",
+            "the context budget is 9; system message and question need 10 tokens with the chat template, which no",
         ),
         (
             ["rollout.limits.max_context_tokens=10"],

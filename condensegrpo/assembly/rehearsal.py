@@ -301,8 +301,8 @@ def _lack_of_room(components: Components, renderer: Renderer, pinned: Sequence[M
     if with_reply > least:
         cure = "" if tokens > least else ", or set rollout.limits.max_turns=1"
         return (
-            f"checking rollout.limits.max_context_tokens: the context budget is {least}; system message and question need "
-            f"{tokens} tokens with the chat template, which no condenser shortens, and with a reply of one word "
+            f"checking rollout.limits.max_context_tokens: the context budget is {least}; system message and question "
+            f"need {tokens} tokens with the chat template, which no condenser shortens, and with a reply of one word "
             f"{with_reply}. Raise it{cure}."
         )
     room = rollout.condense.target_tokens(least, draw=0.0)  # of a condensed prompt
