@@ -61,7 +61,10 @@ def sweep(
     Example: condensegrpo sweep studies/s1_summaries.yaml --parallel 2
     """
     check_alone(os.environ)
-    run_sweep(load_study(find_study(study)), out, parallel=parallel, dry_run=dry_run, launch=start_process)
+    found: Study = load_study(find_study(study))
+    run_sweep(found, out, parallel=parallel, dry_run=dry_run, launch=start_process)
+    if dry_run and found.predictions:
+        typer.echo(f"power: python -m condensegrpo.studies.lab check {shlex.quote(study)}")
 
 
 def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, dry_run: bool = False) -> None:
@@ -84,10 +87,7 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
             f"{file} was edited since these runs were started: {names}. Remove their folders to run them again."
         )
     if dry_run:
-        typer.echo(
-            plan_text(planned)
-            + ("\npower: python -m condensegrpo.studies.lab check STUDY" if study.predictions else "")
-        )
+        typer.echo(plan_text(planned))
         return
     make_folder(folder)
     with RunFolder(folder).locked(), outlived_streams(lambda why: None):  # its runs have logs, and results are files

@@ -91,7 +91,8 @@ def test_a_click_shows_the_trajectories_of_the_step(tab: "Page") -> None:
     cards = tab.locator(".sample")
     assert [text.split("\n")[0] for text in cards.all_inner_texts()] == ["✓ correct", "✗ wrong", "✓ correct"]
     assert "<note> 5 </note>" in cards.first.inner_text()
-    assert "price " in cards.first.inner_text() and "price –" not in cards.first.inner_text()
+    assert "price " in cards.first.inner_text()
+    assert "price –" not in cards.first.inner_text()
     assert cards.first.locator(".turn").nth(2).locator(".strip i").count() == 2
     assert "--step 2" in tab.locator("#trajectories code").inner_text()
     x, y = at(tab, "Success", 1.0, height=(8 + (1 - 0.55) * 160) / 190)

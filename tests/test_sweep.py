@@ -194,7 +194,7 @@ def test_a_dry_run_lists_what_would_run(finished: Path, study: Path, tmp_path: P
     new = succeed("sweep", str(study), "--out", str(tmp_path), "--dry-run")
     assert "outcome-seed0            waiting   condensegrpo train " in new
     assert "4 runs; 8 steps left" in new
-    assert "studies.lab check" in new  # it has predictions
+    assert f"studies.lab check {study}" in new  # it has predictions
     assert list(tmp_path.iterdir()) == []
     metrics = finished / "efficient-seed1/metrics.jsonl"
     whole = metrics.read_text()

@@ -292,6 +292,9 @@ def test_cross_play_of_a_run_plays_writer_and_reader_apart(with_frozen_writer: R
     made = (folder.path / cross_play.FILE).read_bytes()
     cross_play.play(chosen, folder, "held-out")
     assert (folder.path / cross_play.FILE).read_bytes() == made
+    (later := folder.checkpoints / "step_000099").mkdir()
+    assert cross_play.stored(folder) == {}  # of a run that went on
+    later.rmdir()
 
 
 def test_a_writer_that_is_missing_or_has_other_tokens_is_refused(model: Path, template: Path, tmp_path: Path) -> None:

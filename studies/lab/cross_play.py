@@ -54,14 +54,14 @@ def cell(writer: str, reader: str) -> str:
 
 
 def play(config: RunConfig, folder: RunFolder, evaluation: str) -> None:
-    """Play the four cells of a finished run and store them; those of an evaluation that are stored stay."""
-    if evaluation in stored(folder):
+    """Play the four cells of a finished run and store them; those of its newest checkpoint that are stored stay."""
+    if evaluation in (known := stored(folder)):
         return
     if (varied := evaluations(config).get(evaluation)) is None:
-        known = tuple(evaluations(config))
+        names = tuple(evaluations(config))
         raise ConfigError(
             f"playing the cross-play of {folder.path}: it has no evaluation {evaluation}. "
-            f"{did_you_mean(evaluation, known)}Its evaluations: {', '.join(known)}."
+            f"{did_you_mean(evaluation, names)}Its evaluations: {', '.join(names)}."
         )
     trained = model_of(str(folder.path))
     sources = {"initial": initial_of(trained, config), "trained": trained}
@@ -69,13 +69,20 @@ def play(config: RunConfig, folder: RunFolder, evaluation: str) -> None:
         cell(writer, reader): _played(varied, sources[reader], "policy" if writer == reader else sources[writer])
         for writer, reader in product(POLICIES, repeat=2)
     }
-    write_atomically(folder.path / FILE, f"{json.dumps({**stored(folder), evaluation: cells}, indent=1)}\n")
+    played = {"checkpoint": _newest(folder), "evaluations": {**known, evaluation: cells}}
+    write_atomically(folder.path / FILE, f"{json.dumps(played, indent=1)}\n")
 
 
 def stored(folder: RunFolder) -> dict[str, Cells]:
-    """The cells of a run by evaluation."""
+    """The cells of a run's newest checkpoint by evaluation: a run that went on is to be played again."""
     file = folder.path / FILE
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    played = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return dict(played["evaluations"]) if played.get("checkpoint") == _newest(folder) else {}
+
+
+def _newest(folder: RunFolder) -> str:
+    """The name of a run's newest checkpoint; empty: it has none."""
+    return max((path.name for path in folder.checkpoints.glob("step_*")), default="")
 
 
 def _played(config: RunConfig, reader: str, writer: str) -> Success:
