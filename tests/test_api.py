@@ -68,7 +68,8 @@ def demo(tmp_path: Path) -> cg.Run:
 
 SMALL = """
 extends: quickstart.yaml
-warm_start: {steps: 20, probe_target: null}
+model: {new: {layers: 1}}
+warm_start: {steps: 2, turns_per_step: 8, probe_target: null}
 train: {steps: 2, problems_per_step: 2, samples_per_problem: 2}
 evaluate: {problems: 4, variants: {}}
 """
@@ -392,7 +393,7 @@ PROGRAM = """
 import condensegrpo as cg
 from mine import Brief
 
-SHORT = ("train.steps=0", "warm_start.steps=1", "train.eval_every=0", "evaluate={problems: 1}", "algorithm={}")
+SHORT = ("train.steps=0", "warm_start.steps=0", "train.eval_every=0", "evaluate={problems: 1}", "algorithm={}")
 cg.train("quickstart", "name=classy", *SHORT, reward={"name": Brief, "options": {"most": 5}})
 cg.train("quickstart", "name=objective", *SHORT, "train.stepz=1", reward=Brief())
 """

@@ -81,9 +81,9 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     random.seed(5)
     torch.manual_seed(5)
     whole = engine(stage)
-    steps(whole, range(3))
-    checkpoint.save(whole, tmp_path, step=3, state={"cursor": 3})
-    wanted = steps(whole, range(3, 6))
+    steps(whole, range(2))
+    checkpoint.save(whole, tmp_path, step=2, state={"cursor": 2})
+    wanted = steps(whole, range(2, 4))
     wanted_weights = weights(whole)
     close_deepspeed(whole)
 
@@ -91,9 +91,9 @@ def test_resume_continues_bit_equal_with_weights_rate_and_random_numbers(tmp_pat
     torch.manual_seed(99)
     resumed = engine(stage, seed=7)
     newest = checkpoint.latest(tmp_path)
-    assert newest == tmp_path / "step_000003"
-    assert checkpoint.load_checkpoint(resumed, newest) == {"cursor": 3}
-    assert steps(resumed, range(3, 6)) == wanted
+    assert newest == tmp_path / "step_000002"
+    assert checkpoint.load_checkpoint(resumed, newest) == {"cursor": 2}
+    assert steps(resumed, range(2, 4)) == wanted
     found = weights(resumed)
     close_deepspeed(resumed)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, wanted_weights[name])] == []
@@ -169,8 +169,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     for stage in (1, 3):
         first = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-        steps_of(first, range(3))
-        checkpoint.save(first, folder / MORE.format(stage), step=3, state={})
+        steps_of(first, range(2))
+        checkpoint.save(first, folder / MORE.format(stage), step=2, state={})
         close_deepspeed(first)
     names = "saved_and_resumed,resharded,saved_in_background,fails_on_one_rank,late"
     succeed_on_two_ranks(names, str(folder), program=two_ranks.main)
@@ -179,9 +179,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, torch.Tensor]:
-    """The weights after six steps of one rank that nothing interrupted."""
+    """The weights after four steps of one rank that nothing interrupted."""
     learner = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    weights = steps_of(learner, range(6))
+    weights = steps_of(learner, range(4))
     close_deepspeed(learner)
     return weights
 
@@ -195,9 +195,9 @@ def assert_near(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
 def test_resume_on_two_ranks_continues_bit_equal(ranks: Path) -> None:
     for rank in range(2):
         whole, halves, state = torch.load(ranks / f"resumed_rank{rank}.pt")
-        assert state == {"cursor": 3}
+        assert state == {"cursor": 2}
         assert [name for name, tensor in whole.items() if not torch.equal(tensor, halves[name])] == []
-    manifest = checkpoint.verify(ranks / "checkpoints" / "step_000003")
+    manifest = checkpoint.verify(ranks / "checkpoints" / "step_000002")
     assert [name for name in manifest.hashes if name.startswith("rng_")] == ["rng_rank_0.pt", "rng_rank_1.pt"]
     assert "late_rank_1.txt" in manifest.hashes  # the first rank waits for whatever the others still write
 
@@ -214,8 +214,8 @@ def test_one_rank_goes_on_from_what_two_saved_under_any_stage(
 ) -> None:
     """Weights, moments and the place in the schedule are the same; gradients are added up in another order."""
     learner = open_deepspeed(qwen3(seed=9), zero_stage=to, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    checkpoint.load_checkpoint(learner, ranks / FEWER.format(stage) / "step_000003")
-    found = steps_of(learner, range(3, 6))
+    checkpoint.load_checkpoint(learner, ranks / FEWER.format(stage) / "step_000002")
+    found = steps_of(learner, range(2, 4))
     close_deepspeed(learner)
     assert_near(found, undisturbed)
 

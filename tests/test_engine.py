@@ -50,7 +50,7 @@ def plain(
     adamw = AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
     norms = []
     for step, some in enumerate(steps):
-        adamw.param_groups[0]["lr"] = (0.005, 0.01, 0.01)[step]  # warm-up of two steps to 0.01, then constant
+        adamw.param_groups[0]["lr"] = (0.005, 0.01)[step]  # warm-up of two steps to 0.01
         batch = collate(some)
         logp_T = trained_logprobs(model, batch, temperature=temperature)
         surrogate_step(logp_T, batch).backward()
@@ -74,7 +74,7 @@ def test_every_zero_stage_equals_plain_torch(stage: int, objective: ObjectiveFun
     assert_same(found, wanted)
     assert [one["grad_norm"] for one in stats] == pytest.approx(norms, rel=1e-5)
     assert min(norms) < 0.05 < max(norms)  # one step is clipped, another is not
-    assert [one["lr"] for one in stats] == pytest.approx([0.005, 0.01, 0.01])
+    assert [one["lr"] for one in stats] == pytest.approx([0.005, 0.01])
 
 
 @pytest.mark.parametrize("stage", [0, 2])  # two ranks below: 1 and 3
@@ -283,7 +283,7 @@ def test_an_unknown_zero_stage_is_refused() -> None:
 
 
 def test_bf16_zero_0_gradients_are_neither_scaled_nor_kept() -> None:
-    """Three steps in bfloat16 stay near those in fp32: nothing divides the gradient, nothing carries it over."""
+    """Steps in bfloat16 stay near those in fp32: nothing divides the gradient, nothing carries it over."""
     steps = [rows(6, seed=step) for step in range(STEPS)]
     _, norms = plain(steps, qwen3())
     for stage in STAGES:
@@ -300,7 +300,10 @@ def test_sums_over_a_group_of_one_are_the_values() -> None:
     assert (rank(), world_size()) == (0, 1)
 
 
-IMPORTED = "import condensegrpo.learner.engine; from two_ranks import train, micro_batches; from tiny import rows"
+IMPORTED = (  # the third under ZeRO 3, with torch's compiler
+    "import condensegrpo.learner.engine; from two_ranks import train, micro_batches; from tiny import rows; "
+    "import deepspeed.runtime.zero.muon.muon_optimizer"
+)
 TRAIN = "[train(stage, [micro_batches(rows(2), 1)]) for stage in (0, 3)]"
 JOINED = (  # as a sampler makes a group that comes before the learner
     "from torch import distributed; "

@@ -54,7 +54,7 @@ from condensegrpo.learner.training_state import on_device, to_main_memory
 from condensegrpo.learner.weights import adapters, gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, weight_decay=0.1, grad_clip=0.05, warmup_steps=2)
-STEPS = 3
+STEPS = 2
 ROWS = {"2_1": (2, 1), "3_0": (3, 0)}  # of the two ranks
 SPLITS = (("3_0", 0), ("2_1", 1), ("3_0", 2), ("2_1", 3), ("3_0", 3))  # with the ZeRO stage
 OFFLOAD: dict[int, Offload] = {1: "optimiser", 3: "optimiser_and_weights"}  # by the stage of "2_1"
@@ -180,7 +180,7 @@ def whole_turns(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:
 def steps_of_shared_rows(
     policy: PreTrainedModel, stage: int, objective: ObjectiveFunction, *, together: int
 ) -> tuple[dict[str, Tensor], list[dict[str, float]], list[Tensor]]:
-    """Three steps on trees of uneven length, with the log-probabilities of each batch before its step."""
+    """Some steps on trees of uneven length, with the log-probabilities of each batch before its step."""
     engine = open_deepspeed(
         policy, zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32", sequence_parallel=together
     )
@@ -230,30 +230,30 @@ def _late(folder: Path) -> None:
 
 
 def saved_and_resumed(folder: Path) -> None:
-    """Six steps at once, and three, a checkpoint over a leftover, a fresh engine and three more; ZeRO 3, all ranks.
+    """Four steps at once, and two, a checkpoint over a leftover, a fresh engine and two more; ZeRO 3, all ranks.
 
     They train adapters with dropout; ``resharded`` trains all weights.
     """
     rank, checkpoints = ranks.rank(), folder / "checkpoints"
-    batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(6)]
+    batches = [micro_batches(rows(5, seed=step)[rank::2], 2) for step in range(4)]
     torch.manual_seed(5 + rank)
     whole, _ = train(3, batches, model=partial(adapted_qwen3, EVERYWHERE))
     torch.manual_seed(5 + rank)
     policy = adapted_qwen3(EVERYWHERE)
     first = open_deepspeed(policy, zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    for some in batches[:3]:
+    for some in batches[:2]:
         optimizer_step(first, some, loss, temperature=0.9)
     if rank == 0:  # as a process of the same id would have left it
-        stale = checkpoints / f"step_000003.tmp-{os.getpid()}"
+        stale = checkpoints / f"step_000002.tmp-{os.getpid()}"
         stale.mkdir(parents=True)
         (stale / "rng_rank_7.pt").touch()
-    path = checkpoint.save(first, checkpoints, step=3, state={"cursor": 3}, extra=_late)
+    path = checkpoint.save(first, checkpoints, step=2, state={"cursor": 2}, extra=_late)
     close_deepspeed(first)
     torch.manual_seed(99)
     policy = adapted_qwen3(EVERYWHERE, seed=7)
     second = open_deepspeed(policy, zero_stage=3, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     state = checkpoint.load_checkpoint(second, path)
-    for some in batches[3:]:
+    for some in batches[2:]:
         optimizer_step(second, some, loss, temperature=0.9)
     halves = {name: tensor.clone() for name, tensor in gathered_weights(second)}
     torch.save((whole, halves, state), folder / f"resumed_rank{rank}.pt")
@@ -270,16 +270,16 @@ def steps_of(engine: DeepSpeedEngine, numbers: range, share: slice = slice(None)
 
 
 def resharded(folder: Path) -> None:
-    """Two ranks save after three steps for one rank, and take three steps from what one rank saved."""
+    """Two ranks save after two steps for one rank, and take two steps from what one rank saved."""
     mine = slice(ranks.rank(), None, 2)
     for stage in (1, 3):
         first = open_deepspeed(qwen3(), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-        steps_of(first, range(3), mine)
-        checkpoint.save(first, folder / FEWER.format(stage), step=3, state={})
+        steps_of(first, range(2), mine)
+        checkpoint.save(first, folder / FEWER.format(stage), step=2, state={})
         close_deepspeed(first)
         second = open_deepspeed(qwen3(seed=9), zero_stage=stage, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-        checkpoint.load_checkpoint(second, folder / MORE.format(stage) / "step_000003")
-        torch.save(steps_of(second, range(3, 6), mine), folder / f"more_stage{stage}_rank{ranks.rank()}.pt")
+        checkpoint.load_checkpoint(second, folder / MORE.format(stage) / "step_000002")
+        torch.save(steps_of(second, range(2, 4), mine), folder / f"more_stage{stage}_rank{ranks.rank()}.pt")
         close_deepspeed(second)
 
 
