@@ -67,7 +67,7 @@ def started(folder: Path, *arguments: str, **files: str) -> subprocess.Popen[str
 def test_failures_crashes_and_skips_are_reported_and_temporary_folders_are_apart(tmp_path: Path) -> None:
     failing = "def test_fails():\n    print('said')\n    assert 0\n"
     failing += "import pytest\ndef test_skips():\n    pytest.skip('why')\n"
-    crashing = "import os\ndef test_crashes():\n    os._exit(0)\n"
+    crashing = "import os\ndef test_crashes():\n    os._exit(0)\ndef test_after():\n    pass\n"
     meeting = {f"test_{number}": MEETING.replace("NUMBER", str(number)) for number in range(2)}
     files = {**meeting, "test_failing": failing, "test_last": crashing}
     process = started(tmp_path, "--workers=2", "--basetemp", str(tmp_path / "base"), **files)
@@ -75,7 +75,7 @@ def test_failures_crashes_and_skips_are_reported_and_temporary_folders_are_apart
     assert process.returncode == 1
     assert "1 failed, 2 passed, 1 skipped" in out
     assert "said" in out
-    assert "a worker ended with exit code 0 in test_last.py::test_crashes" in out
+    assert "a worker ended with exit code 0 in test_last.py::test_crashes; 1 of 6 tests did not run" in out
 
 
 def test_an_interrupt_ends_every_worker_after_its_test_and_its_fixtures(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def run(session: pytest.Session, workers: int) -> None:
 
 def _listen(session: pytest.Session, running: dict[Connection, BaseProcess], todo: int) -> None:
     """Hand on the reports of the workers until all have ended; a worker that has ended is removed from ``running``."""
-    began = dict.fromkeys(running, "its first test")
+    began, left = dict.fromkeys(running, "its first test"), len(session.items)
     while running:
         for ready in wait(list(running)):
             assert isinstance(ready, Connection)
@@ -74,10 +74,13 @@ def _listen(session: pytest.Session, running: dict[Connection, BaseProcess], tod
                 session.config.hook.pytest_runtest_logreport(report=report)
             elif kind == "began":
                 began[ready] = value
+                left -= 1
             else:
                 running.pop(ready).join()
         if session.shouldfail:
             os.read(todo, 1 << 16)  # no further file
+    if session.shouldfail:
+        session.shouldfail = f"{session.shouldfail}; {left} of {len(session.items)} tests did not run"
 
 
 class _Sender:
