@@ -5,17 +5,16 @@ from typing import Any
 
 from talk import agent, engine
 
-from condensegrpo.assembly.demonstrations import DemonstratedTurn, PlayedDemonstrations
+from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations
 
 
 def silent(prompt: str) -> str:
     raise AssertionError(f"the sampler was called with {prompt!r}")
 
 
-def played(task: Any, **parts: Any) -> PlayedDemonstrations:
+def played(task: Any, **parts: Any) -> Demonstrations:
     """The demonstrations of a task with an expert; ``parts`` are of the engine."""
-    problems = task.problems("train")
-    return PlayedDemonstrations(task=task, expert=task.expert, problems=problems, engine=engine(agent(silent), **parts))
+    return Demonstrations(task=task, problems=task.problems, engine=engine(agent(silent), **parts))
 
 
 def turns(task: Any, count: int, *, seed: int = 0, skipped: int = 0, **parts: Any) -> list[DemonstratedTurn]:

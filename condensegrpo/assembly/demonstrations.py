@@ -15,14 +15,15 @@ from condensegrpo.assembly.components import Components, indices
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
+from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import (
     Demonstration,
-    Expert,
     Problem,
+    Split,
     Task,
 )
 from condensegrpo.core.trajectory import StopReason, Trajectory
@@ -30,7 +31,6 @@ from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
 from condensegrpo.episodes.render import OPENING, Renderer
-from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 TOGETHER = 16  # episodes of an expert that are played at the same time
@@ -51,66 +51,59 @@ class DemonstratedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeDemonstrations:
-    """Demonstrations that a task makes, rendered as the rollout renders its prompts."""
+class Demonstrations:
+    """The turns of a warm start: those that a task makes, rendered as the rollout renders its prompts, or its expert's.
+
+    An expert's show what the run's condenser shows, and the texts that it asks for. Every training problem is played
+    once before the first is played again. Left out are those that the expert gives up or has no room for, as long as
+    these are no more than half of a batch. The turns of ``TOGETHER`` episodes are shuffled, since those of one episode
+    are much alike.
+    """
 
     task: Task
-    renderer: Renderer
-    toolbox: Toolbox
+    problems: Callable[[Split], Sequence[Problem]]
+    engine: Engine  # whose sampler is never called
 
     def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
         """Turns of training problems after the first ``skipped``, without end, in an order fixed by ``seed``.
 
-        They repeat, so that their tokens are kept.
+        Condense turns are among those of an expert.
         """
-        prompt = lru_cache(CACHED)(self._prompt)
-        reply = lru_cache(CACHED)(lambda text, opening: self.renderer.reply_ids(text, opening))
-        for turn in islice(made_turns(self.task, seed), skipped, None):
+        made = self._played_turns(seed) if overrides(self.task, Task.expert) else self._made_turns(seed)
+        return islice(made, skipped, None)
+
+    def sound(self, turn: Demonstration, reply: str) -> bool | None:
+        """The task's verdict on a sampled reply in the context of a turn; ``None``: that cannot be judged.
+
+        Without a verdict a reply must have the words of the expert's.
+        """
+        if overrides(self.task, Task.expert) and not overrides(self.task, Task.sound):
+            return reply.split() == turn.reply.split()
+        return verdict_of(self.task, turn, reply)
+
+    def _made_turns(self, seed: int) -> Iterator[DemonstratedTurn]:
+        """The task's own; they repeat, so that their tokens are kept."""
+        renderer, toolbox = self.engine.renderer, self.engine.toolbox
+
+        @lru_cache(CACHED)
+        def prompt(context: tuple[Message, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+            messages = renderer.store_media(toolbox.introduced(context))
+            media = tuple(part.sha256 for message in messages for part in message.media)
+            return tuple(renderer.prompt(messages)), media
+
+        reply = lru_cache(CACHED)(lambda text, opening: renderer.reply_ids(text, opening))
+        for turn in made_turns(self.task, seed):
             ids, media = prompt(turn.context)
             yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply, ids[-OPENING:]), shown=turn, media=media)
 
-    def sound(self, turn: Demonstration, reply: str) -> bool | None:
-        """Whether a sampled reply is right in the context of a turn; ``None``: that cannot be judged."""
-        return verdict_of(self.task, turn, reply)
-
-    def _prompt(self, context: tuple[Message, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        messages = self.renderer.store_media(self.toolbox.introduced(context))
-        media = tuple(part.sha256 for message in messages for part in message.media)
-        return tuple(self.renderer.prompt(messages)), media
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedDemonstrations:
-    """The turns of a task's expert: they show what the run's condenser shows, and the texts that it asks for.
-
-    Every training problem is played once before the first is played again. Left out are those that the expert gives up
-    or has no room for, as long as these are no more than half of a batch. The turns of ``TOGETHER`` episodes are
-    shuffled, since those of one episode are much alike.
-    """
-
-    task: Task
-    expert: Callable[[Problem], Expert]
-    problems: Sequence[Problem]
-    engine: Engine  # whose sampler is never called
-
-    def turns(self, seed: int, *, skipped: int = 0) -> Iterator[DemonstratedTurn]:
-        """The turns that are trained, condense turns among them, see ``MadeDemonstrations``."""
-        return islice(self._turns(seed), skipped, None)
-
-    def sound(self, turn: Demonstration, reply: str) -> bool | None:
-        """The task's verdict, or whether the reply has the words of the expert's."""
-        if overrides(self.task, Task.sound):
-            return verdict_of(self.task, turn, reply)
-        return reply.split() == turn.reply.split()
-
-    def _turns(self, seed: int) -> Iterator[DemonstratedTurn]:
-        size, kept = len(self.problems), dict[int, Sequence[DemonstratedTurn]]()
-        given_up = 0  # problems in a row
+    def _played_turns(self, seed: int) -> Iterator[DemonstratedTurn]:
+        problems, kept = self.problems("train"), dict[int, Sequence[DemonstratedTurn]]()
+        size, given_up = len(problems), 0  # problems in a row
         for step in count():
             batch = indices(seed=seed, step=step, count=min(TOGETHER, size), size=size)
             fresh = [*dict.fromkeys(index for index in batch if index not in kept)]
             with BackgroundLoop("expert") as loop:
-                played = loop.run(self._played([self.problems[index] for index in fresh], seed))
+                played = loop.run(self._played([problems[index] for index in fresh], seed))
             episodes = {**kept, **dict(zip(fresh, played, strict=True))}
             if size <= KEPT:
                 kept = episodes
@@ -157,7 +150,7 @@ class PlayedDemonstrations:
         return await run_episode(
             problem,
             environment=self.task.environment,
-            engine=replace(self.engine.at_step(step), expert=self.expert(problem)),
+            engine=replace(self.engine.at_step(step), expert=self.task.expert(problem)),
             group_id=problem.id,
             sample=0,
             seed=partial(stream_seed, seed, 0, problem.id, 0),
@@ -169,9 +162,6 @@ class PlayedDemonstrations:
         return f"playing as the expert of the task {type(self.task).__name__}"
 
 
-Demonstrations = MadeDemonstrations | PlayedDemonstrations  # where the turns of a warm start come from
-
-
 def demonstrations(components: Components, renderer: Renderer, source: str) -> Demonstrations:
     """The demonstrations of the task of a run, as its policy would see them.
 
@@ -180,10 +170,10 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
     """
     check_task(components)
     task, config = components.task, components.config
-    if not overrides(task, Task.expert):
-        return MadeDemonstrations(task=task, renderer=renderer, toolbox=components.toolbox)
     names, unused, scorers = components.condenser.scorers, ScriptedSampler([]), None
-    if any(split_layers(name)[0] in NEEDED for name in names):
+    if not overrides(task, Task.expert):
+        scorers = dict[str, UnitScorer]()  # nothing is condensed
+    elif any(split_layers(name)[0] in NEEDED for name in names):
         frozen = partial(frozen_model, dtype=config.model.dtype)
         scorers = open_scorers(names, sampler=frozen(source), renderer=renderer, model=frozen)
     writers = {config.rollout.condense.writer: unused}  # the expert writes
@@ -191,7 +181,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
         components, renderer=renderer, sampler=unused, temperature=1.0, writers=writers, scorers=scorers
     )
     engine = replace(engine, probe=None, confidence=None)
-    return PlayedDemonstrations(task=task, expert=task.expert, problems=components.problems("train"), engine=engine)
+    return Demonstrations(task=task, problems=components.problems, engine=engine)
 
 
 def check_task(components: Components) -> None:
