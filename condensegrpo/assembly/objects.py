@@ -15,11 +15,11 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.config.schema import RunConfig
@@ -60,56 +60,39 @@ def configured(
 ) -> tuple[RunConfig, Objects]:
     """A configuration with some of its parts replaced, then with overrides, and the objects among the parts.
 
+    A part replaces its whole section. Evaluation variants that change a replaced section are left out.
+
     Args:
         config: also a YAML file, the name of a shipped configuration, or a run folder.
     """
     forget_edited()  # a call of Python begins: the files of plug-ins may have been edited since the last one
     before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
-    lines, objects = replaced(before, parts)
-    lines += overrides
-    if not lines:
-        return before, objects
-    return vary(config, lines) if isinstance(config, RunConfig) else named_config(os.fspath(config), lines), objects
-
-
-def replaced(config: RunConfig, parts: Parts) -> tuple[list[str], Objects]:
-    """The overrides that replace parts of a configuration, and the objects among the parts.
-
-    A part replaces its whole section. Evaluation variants that change a replaced section are left out.
-    """
-    objects = dict[str, object]()
-    changes = dict[str, object]()
+    objects, changes = dict[str, object](), dict[str, object]()
     for part, given in parts.items():
         if part not in SECTIONS:
             raise ConfigError(
                 f"reading the arguments: there is no part {part!r}. {did_you_mean(part, SECTIONS)}Parts are "
                 f"{', '.join(SECTIONS)}; a key of the configuration is an override in quotes, such as 'train.steps=20'."
             )
-        if part == "tools":
-            tools = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-            changes[SECTIONS[part]] = [_section(objects, tool) for tool in tools]
-        else:
-            changes[SECTIONS[part]] = _section(objects, given)
-    variants = config.evaluate.variants
-    kept = {
-        name: each
-        for name, each in variants.items()
-        if not any(
-            f"{key}.".startswith(f"{section}.") or section.startswith(f"{key}.")
-            for key in (line.partition("=")[0] for line in each)
-            for section in changes
-        )
-    }
+        is_list = part == "tools" and isinstance(given, Sequence) and not isinstance(given, str)
+        several: Any = given if is_list else (given,)
+        sections = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in several]
+        changes[SECTIONS[part]] = sections if part == "tools" else sections[0]
+    variants = before.evaluate.variants
+    kept = {name: lines for name, lines in variants.items() if not any(_is_within(line, changes) for line in lines)}
     if kept != variants:
         changes["evaluate.variants"] = kept
-    return [f"{key}={json.dumps(value, default=partial(_name_of, objects))}" for key, value in changes.items()], objects
+    named = partial(_name_of, objects)
+    lines = [*(f"{key}={json.dumps(value, default=named)}" for key, value in changes.items()), *overrides]
+    if not lines:
+        return before, objects
+    return vary(config, lines) if isinstance(config, RunConfig) else named_config(os.fspath(config), lines), objects
 
 
-def _section(objects: dict[str, object], given: object) -> dict[str, object]:
-    """The section of a part."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    return {"name": given if isinstance(given, str) else _name_of(objects, given)}
+def _is_within(line: str, sections: Iterable[str]) -> bool:
+    """Whether an override changes one of some sections, or a section around it."""
+    key = line.partition("=")[0]
+    return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in sections)
 
 
 def _name_of(objects: dict[str, object], given: object) -> str:
