@@ -336,8 +336,8 @@ class Broken:
         ({"task": Sums()}, ("task.options.size=3",), "found the options size, and it is an object"),
         ({"task": Sums()}, ("rollout.workers.processes=2",), "found processes=2, .* python:Sums is an object"),
         ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
-        ({"task": Sums(), "reward": 3}, (), "int has no method of a reward"),
-        ({"task": Sums(), "sampler": 3}, (), "python:int: it has no sample and no update"),
+        ({"task": Sums(), "reward": object()}, (), "object has no method of a reward"),
+        ({"task": Sums(), "sampler": object()}, (), "python:object: object has no sample and no update"),
         ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),
     ],
 )
