@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -105,7 +106,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     Forks find imported what DeepSpeed imports under ZeRO 1 to 3, which takes each a second.
     """
     if session.config.getoption("workers"):
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  only loaded, with torch's compiler
+        with warnings.catch_warnings(action="ignore"):  # torch uses what it deprecates
+            import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  only loaded, with torch's compiler
     gc.collect()
     resume_collections()
     global _objects
