@@ -220,6 +220,17 @@ def test_calls_that_the_content_writes_in_another_way_are_not_shown_twice(form: 
     assert chatml().prompt([QUESTION, said]) == chatml().prompt([QUESTION, reply(text)])
 
 
+def test_a_template_that_writes_arguments_as_text_shows_their_json() -> None:
+    """It showed Python's repr where it wrote an object, and was tried again with text where it added one."""
+    call = ToolCall(id="call_0", name="add", arguments='{"a": "x <s>"}')
+    said = Message(role="assistant", content="so", tool_calls=(call,))
+    for written in ("'(' + a + ')'", "'(' ~ a ~ ')'", "'(' + (a | tojson) + ')'"):
+        shows = "{% set a = call.function.arguments %}{{ " + written + " }}"
+        start, end = CHATML.index("\n<tool_call>{{"), CHATML.index("\n{%- endfor %}<|im_end|>")
+        renderer = Renderer(tokenizer("bpe", CHATML[:start] + shows + CHATML[end:], "<|endoftext|>"))
+        assert 'so({"a": "x <s>"})<|im_end|>' in shown(renderer, renderer.prompt([QUESTION, said]))
+
+
 # --- special-token text is text -----------------------------------------------------------------------------------
 
 
@@ -520,7 +531,7 @@ def test_messages_of_the_user_in_a_row_are_one_where_the_template_wants_roles_to
     assert alternating != CHATML
     strict, lenient = (Renderer(tokenizer("bpe", template, "<|im_end|>")) for template in (alternating, CHATML))
     ids = strict.reply_ids("go")
-    for turns in range(5):  # from frames, too
+    for turns in range(3):
         context, joined = ([QUESTION, *turns * (reply, *results)] for results in (outputs, [one]))
         assert strict.continuation(context, reply, outputs, ids) == strict.continuation(joined, reply, [one], ids)
         assert strict.prompt([*context, reply, *outputs]) == (wanted := strict.prompt([*joined, reply, one]))
@@ -586,7 +597,7 @@ def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
 
 @pytest.mark.parametrize("shown", ["m.content", "m.content | tojson", "m.content | trim", "m.content | upper"])
 def test_a_result_is_shown_as_the_template_writes_it(shown: str) -> None:
-    """What a template writes around a result is rendered once: not where it changes the text of results."""
+    """Composed of units or continued by ids: a template may change the text of results."""
     template = CHATML.replace("{{ m.content }}", "{{ (" + shown + ") if m.role == 'user' else m.content }}")
     words = tokenizer("bpe", template, "<|im_end|>")
     renderer, start = Renderer(words), [Message(role="user", content="go")]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.shared_sequence import common_prefix
-from condensegrpo.episodes.encoding import CACHED, TextEncoder, unused_characters
+from condensegrpo.episodes.encoding import CACHED, TextEncoder
 from condensegrpo.episodes.parsing import ParsedReply, opens_thought, sampled_message, split_thought
 from condensegrpo.episodes.render import ARGUMENTS, CALL, OPENING, PROBE, TOOL, Renderer
 from condensegrpo.episodes.toolformats import (
@@ -41,11 +41,10 @@ MARKS = (
 
 
 NO_FAMILY = "the chat template (the model is of no family)"
-MARKER = "\U000f8ffd"
 
 
 class PlainTokenizer:
-    """The tokenizer of a family as ``renderers`` calls it: a marker in the text of a special token makes it letters."""
+    """The tokenizer of a family as ``renderers`` calls it: what ``TextEncoder.escape`` broke up is letters."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: TextEncoder) -> None:
         self.name_or_path = str(tokenizer.name_or_path)
@@ -53,7 +52,7 @@ class PlainTokenizer:
         self.chat_template = tokenizer.chat_template
         self.convert_tokens_to_ids = tokenizer.get_vocab().get  # None for what is no token: <unk> may be one of them
         self._backend = tokenizer.backend_tokenizer
-        self._ids = lru_cache(CACHED)(lambda text: encoder.following(text, MARKER).tolist())
+        self._ids = lru_cache(CACHED)(lambda text: encoder.following(text).tolist())
 
     def encode(self, text: str, **_: object) -> list[int]:
         """The ids of a text as they follow a control token."""
@@ -163,8 +162,7 @@ class FamilyRenderer(Renderer):
         elif not reasoning and not thinking:  # a family without thoughts
             text, reasoning, thinking = split_thought(self._decode(ids), opened=opens_thought(before))
             if reasoning or thinking:
-                marker = next(unused_characters((text,)))
-                read = self._read(self.encoder.following(text, marker), prompt_ids)
+                read = self._read(self.encoder.following(text), prompt_ids)
                 said = str(read.content or "")
         if not isinstance(self.tool_format, Native):  # the text of a call is text
             said += "".join(attempt.raw for attempt in read.tool_calls)
@@ -188,19 +186,18 @@ class FamilyRenderer(Renderer):
 
     def _entry(self, message: Message) -> dict[str, object]:
         """A message as the library takes it."""
-        escape = partial(self.encoder.escape, marker=MARKER)
+        escape = self.encoder.escape
         entry: dict[str, object] = {"role": message.role, "content": escape(message.text)}
         if message.reasoning:
             entry["reasoning_content"] = escape(message.reasoning)
         if message.role == "tool":
             entry |= {"name": escape(message.name or ""), "tool_call_id": message.tool_call_id or ""}
         if message.tool_calls:
-            entry["tool_calls"] = self._template.calls(message.tool_calls, MARKER)
+            entry["tool_calls"] = self._template.calls(message.tool_calls)
         return entry
 
     def _read_back(self, text: str, before: str) -> ParsedReply:
-        marker = next(unused_characters((text,)))
-        return self.parse(self.encoder.encode(text, marker), self.encoder.encode(before, marker))
+        return self.parse(self.encoder.encode(text), self.encoder.encode(before))
 
 
 def _attempt(index: int, attempt: Any) -> ToolCall | Malformed:  # noqa: ANN401  a ParsedToolCall of the library
