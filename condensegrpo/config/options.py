@@ -12,6 +12,7 @@ NaN is no float. A parameter without an annotation, or with one that pydantic ca
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from inspect import Parameter
 from typing import Any
@@ -30,7 +31,6 @@ NOTHING: Mapping[str, object] = {}
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 OF_OTHERS = {"completions", "solution_str"}  # arguments of reward functions for TRL and verl
 OF_REWARDS = {"trajectory", "problem"}
-ANYTHING = TypeAdapter[list[object]](list[object])
 
 
 def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
@@ -43,11 +43,11 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
         supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the
             options do not set it.
     """
-    factory = load_plugin(kind, name)
-    arguments = _arguments(kind, name, factory, options, supplied)
+    factory, arguments = _call(kind, name, options, supplied)
     if _is_reward(kind, factory):
         return partial(factory, **arguments) if arguments else factory
-    return _called(factory, _where(kind, name), options, arguments)
+    with _setting_up(kind, name, options):
+        return factory(**arguments)
 
 
 def check_plugin(
@@ -58,10 +58,10 @@ def check_plugin(
     A plug-in may have a static ``check_options``, which raises ValueError for a combination that it does not support:
     building it may take a model.
     """
-    factory = load_plugin(kind, name)
-    arguments = _arguments(kind, name, factory, options, supplied)
+    factory, arguments = _call(kind, name, options, supplied)
     if check := getattr(factory, "check_options", None):
-        _called(check, _where(kind, name), options, arguments)
+        with _setting_up(kind, name, options):
+            check(**arguments)
     return arguments
 
 
@@ -84,16 +84,9 @@ def _is_reward(kind: str, factory: object) -> bool:
     return kind == "rewards" and inspect.isfunction(factory) and _parameters(factory).keys() >= OF_REWARDS
 
 
-def _where(kind: str, name: str) -> str:
-    return f"setting up the {kind.removesuffix('s')} {name!r}"
-
-
-def _called(
-    factory: Callable[..., object], where: str, options: Mapping[str, object], arguments: Mapping[str, object]
-) -> object:
+def _setting_up(kind: str, name: str, options: Mapping[str, object]) -> AbstractContextManager[None]:
     given = f" with {without_credentials(dict(options))}" if options else ""
-    with plugin_code(f"{where}{given}", PluginError):
-        return factory(**arguments)
+    return plugin_code(f"setting up the {kind.removesuffix('s')} {name!r}{given}", PluginError)
 
 
 def _parameters(factory: Callable[..., object]) -> dict[str, Parameter]:
@@ -103,15 +96,11 @@ def _parameters(factory: Callable[..., object]) -> dict[str, Parameter]:
         return dict(inspect.signature(factory).parameters)
 
 
-def _arguments(
-    kind: str,
-    name: str,
-    factory: Callable[..., object],
-    options: Mapping[str, object],
-    supplied: Mapping[str, object],
-) -> dict[str, object]:
-    """The validated arguments of a call: the options, and what is supplied where the signature has it."""
-    where = _where(kind, name)
+def _call(
+    kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object]
+) -> tuple[Callable[..., object], dict[str, object]]:
+    """What a name stands for, and its validated arguments: options, and what is supplied where the signature has it."""
+    factory, where = load_plugin(kind, name), f"setting up the {kind.removesuffix('s')} {name!r}"
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class or function.")
     where += at_definition(factory)
@@ -125,7 +114,7 @@ def _arguments(
         )
     makes = inspect.isfunction(factory) and not is_reward
     hint = " A function is called once, with its options, and returns the plug-in." if makes else ""
-    return _checked(parameters, where, options, supplied=supplied, hint=hint)
+    return factory, _checked(parameters, where, options, supplied=supplied, hint=hint)
 
 
 def _checked(
@@ -165,13 +154,15 @@ def _checked(
     }
 
 
-def _validated(value: object, annotation: object, where: str) -> object:
-    adapter = _adapter(annotation)
-    try:
+def _validated(value: object, annotation: Any, where: str) -> object:  # noqa: ANN401  an annotation is any object
+    if annotation is Parameter.empty or isinstance(annotation, str):  # one that nothing can read takes any value
+        return value
+    try:  # a list of it: pydantic takes no configuration for a dataclass itself, but for what contains one
+        adapter = TypeAdapter[list[object]](list[annotation], config=STRICT)
         return adapter.validate_python([value], strict=True)[0]
     except ValidationError as error:
         fault = error
-    except (TypeError, PydanticUserError):  # a protocol that is not checked at run time, or a name in quotes
+    except (TypeError, PydanticUserError, SchemaError):  # a protocol that is not checked at run time, for one
         return value
     try:
         return adapter.validate_json(json.dumps([value]), strict=True)[0]  # a list for a tuple, a text for a path
@@ -180,16 +171,6 @@ def _validated(value: object, annotation: object, where: str) -> object:
     except (TypeError, ValueError):
         pass  # not a value of JSON
     raise PluginError(f"{where}{_fault(fault, annotation)}") from fault
-
-
-def _adapter(annotation: Any) -> TypeAdapter[list[object]]:  # noqa: ANN401  an annotation is any object
-    """Of a list with the value: pydantic takes no configuration for a dataclass itself, but for what contains one."""
-    if annotation is Parameter.empty or isinstance(annotation, str):
-        return ANYTHING
-    try:
-        return TypeAdapter(list[annotation], config=STRICT)
-    except (PydanticUserError, SchemaError):
-        return ANYTHING
 
 
 def _fault(error: ValidationError, annotation: object) -> str:
