@@ -445,7 +445,7 @@ def test_names_that_collide_and_wrong_options_are_refused(tmp_path: Path, addres
         ({}, "a server has a command or an url"),
         (
             {"url": "http://host/mcp", "tool": ["price"]},
-            r"the option servers\['words'\] has no key 'tool'. Did you mean 'tools'\? ",
+            r"the option servers\['words'\] has no key 'tool'. Did you mean 'tools'\?",
         ),
         ({"url": "http://ana:pw@host/mcp"}, "an url has no user and no password"),
         ({"command": "x", "environment": ["NO_SUCH_VARIABLE"]}, "an environment variable that is not set"),
