@@ -291,7 +291,7 @@ def _check_variants(components: Components) -> None:
                 f"{evaluation_file(name)}. Give one of them a name that differs in more than capitals or underscores."
             )
         for section in NOT_EVALUATED:
-            if varied.config.model_dump()[section] != config.model_dump()[section]:
+            if getattr(varied.config, section) != getattr(config, section):
                 raise ConfigError(
                     f"checking evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
                     f"Remove that override; for another {section} start another run, or use condensegrpo eval."
