@@ -99,8 +99,9 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
     """Build the components of a configuration without reading its data.
 
     Args:
-        base: components of another configuration; parts whose settings are the same are shared. The condenser is not,
-            since its counts belong to the rollouts that it serves; an object is, unless it counts.
+        base: components of another configuration, of which this is an evaluation or a worker's; parts whose settings
+            are the same are shared, and so is what only training uses. The condenser is not, since its counts belong to
+            the rollouts that it serves; an object is, unless it counts.
         objects: plug-ins that were given as objects, by the names that the configuration has for them.
     """
     check_values(config)
@@ -121,12 +122,8 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
             "reward", lambda of: (of.reward, of.sandbox), lambda: config.reward.build(objects, sandbox=sandbox)
         ),
         lambda: build_condenser(config.condenser, objects),
-        lambda: part(
-            "estimator",
-            lambda of: (of.estimator, of.algorithm.advantage, of.rollout.limits.max_context_tokens),
-            lambda: _signal(lambda of: of.advantage_estimator(config)),
-        ),
-        lambda: part("objective", lambda of: of.algorithm, lambda: _signal(lambda of: of.objective(config.algorithm))),
+        lambda: base.estimator if base is not None else _signal(lambda of: of.advantage_estimator(config)),
+        lambda: base.objective if base is not None else _signal(lambda of: of.objective(config.algorithm)),
     )
     if base is not None and condenser is base.condenser and type(condenser).counts is not Condenser.counts:
         condenser = deepcopy(condenser)  # of one object that counts, every evaluation has a copy with its own counts
