@@ -108,16 +108,14 @@ def open_scorers(
         model: a frozen model by folder or Hub id.
     """
     check_scorers(names, sampler, type(sampler).__name__)
-    return {name: _opened(name, sampler, renderer, model) for name in names}
-
-
-def _opened(name: str, sampler: Sampler, renderer: Renderer, frozen: Callable[[str], Sampler]) -> UnitScorer:
-    model, layers = split_layers(name)
-    if model == POLICY and overrides(sampler, Sampler.attend):
-        return AttentionScorer(sampler, renderer, layers=layers)
-    if model == ORACLE and overrides(sampler, Sampler.score):
-        return LeaveOneOut(sampler, renderer)
-    return frozen_scorer(model, layers, frozen)
+    opened = dict[str, UnitScorer]()
+    for name in names:
+        source, layers = split_layers(name)
+        if source == POLICY:
+            opened[name] = AttentionScorer(sampler, renderer, layers=layers)
+        else:
+            opened[name] = LeaveOneOut(sampler, renderer) if source == ORACLE else frozen_scorer(source, layers, model)
+    return opened
 
 
 def frozen_scorer(path: str, layers: tuple[int, ...], model: Callable[[str], Sampler]) -> AttentionScorer:
