@@ -149,7 +149,7 @@ def test_replies_without_log_probabilities_are_not_trained_on() -> None:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("Unclosed", "it has no close ("),
+        ("Unclosed", "Unclosed has no close ("),
     ],
 )
 def test_a_sampler_that_lacks_a_method_is_refused(file: Path, name: str, fault: str) -> None:
