@@ -229,7 +229,8 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
             "checking model.lora.sampler: found native, and with model.vision=train adapters of the vision tower "
             "train too, which no sampler computes. Set model.lora.sampler=merged or auto."
         )
-    if "lora" not in config.sampler.check(objects, **_sampler_arguments(config, "", lora)) and native:
+    arguments = config.sampler.check(objects, **_sampler_arguments(config, "", lora))
+    if native and "lora" not in arguments:
         raise ConfigError(
             f"checking model.lora.sampler: found native, and the sampler {name} takes merged weights only. Set "
             f"model.lora.sampler=merged, or sampler.name=vllm or vllm_server."

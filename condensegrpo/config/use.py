@@ -7,7 +7,7 @@ An object that a Python program gave in place of a name is taken as it is. ``opt
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
@@ -29,6 +29,7 @@ Objects = Mapping[str, object]  # by the name that the configuration has for the
 NO_OBJECTS: Objects = {}
 P = TypeVar("P")
 U = TypeVar("U", bound="Use")
+V = TypeVar("V", bound="Use")
 KINDS_OF_REWARD = ("__call__", "score_group", "turn_rewards")
 
 
@@ -74,18 +75,17 @@ class Use(Section):
         """Its name without a file."""
         return self.name.rpartition(":")[2]
 
-    def _listed(self, option: str, kind: type[U], where: str) -> list[U]:
-        """The plug-ins that an option lists, by name or as sections."""
-        listed = self.options[option]
-        if not isinstance(listed, list):
+    def _with_built(self: U, option: str, kind: type[V], where: str, build: Callable[[V], object]) -> U:
+        """The section, with what an option lists built: plug-ins by name or as sections."""
+        listed = self.options.get(option, ())
+        if not isinstance(listed, list | tuple):
             raise ConfigError(f"checking {where}: found {listed!r}, wanted a list of {self.kind}.")
-        return [
+        sections = (
             parse(kind, _named(each), source=where.replace(option, f"{option}[{index}]", 1))
             for index, each in enumerate(listed)
-        ]
-
-    def _with(self: U, option: str, value: object) -> U:
-        return self.model_copy(update={"options": {**self.options, option: value}})
+        )
+        built = {option: tuple(map(build, sections))} if option in self.options else {}
+        return self.model_copy(update={"options": self.options | built})
 
 
 def _named(value: object) -> object:
@@ -101,13 +101,12 @@ class CondenserUse(Use):
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Condenser:
         """The condenser. Where its options hold ``stages``, each of them is a condenser with a trigger."""
-        used = self
-        if "stages" in self.options:
-            stages = self._listed("stages", StageUse, f"the option stages of the condenser {self.name}")
-            built = (
-                Stage(name=each.label, condenser=each.build(objects, **supplied), over=each.over) for each in stages
-            )
-            used = self._with("stages", tuple(built))
+
+        def stage(each: StageUse) -> Stage:
+            return Stage(name=each.label, condenser=each.build(objects, **supplied), over=each.over)
+
+        where = f"the option stages of the condenser {self.name}"
+        used = self._with_built("stages", StageUse, where, stage)
         condenser = super(CondenserUse, used).build(objects, **supplied)
         if not isinstance(condenser, Condenser):
             kind = type(condenser).__name__
@@ -135,10 +134,9 @@ class RewardUse(Use):
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Reward | GroupReward:
         """The reward. Where its options hold ``parts``, each of them is a reward with a weight."""
-        used = self
-        if "parts" in self.options:
-            parts = self._listed("parts", WeightedUse, "reward.options.parts")
-            used = self._with("parts", [part.part(objects, **supplied) for part in parts])
+        used = self._with_built(
+            "parts", WeightedUse, "reward.options.parts", lambda each: each.part(objects, **supplied)
+        )
         reward = used.of_one_kind(objects, **supplied)
         if isinstance(reward, TurnReward):
             raise ConfigError(
