@@ -1,6 +1,5 @@
 """Opens what a run needs besides its components: sampler, trackers, renderer and trajectory engine."""
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
@@ -10,7 +9,7 @@ from condensegrpo.assembly.policy import model_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.use import NO_OBJECTS, Objects, SamplerUse
+from condensegrpo.config.use import NO_OBJECTS, Objects, SamplerUse, is_factory
 from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, SamplerError
@@ -236,7 +235,7 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
             f"model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
         )
     sampler = config.sampler.plugin(objects)
-    if inspect.isroutine(sampler):  # a function that makes one
+    if is_factory(sampler):
         return
     if config.rollout.answer_form is not None and not overrides(sampler, Sampler.score):
         raise ConfigError(

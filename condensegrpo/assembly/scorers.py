@@ -3,13 +3,13 @@
 A name may select the layers whose attention is captured, counted from 0: ``policy@0`` or ``path/to/model@14,18``.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut
+from condensegrpo.config.use import is_factory
 from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -34,7 +34,7 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
     """
     for name in names:
         model, _ = split_layers(name)
-        if model in NEEDED and not inspect.isroutine(sampler) and not overrides(sampler, NEEDED[model]):
+        if model in NEEDED and not is_factory(sampler) and not overrides(sampler, NEEDED[model]):
             lacking = "capture its model's attention" if model == POLICY else "measure the probability of a reply"
             able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(

@@ -53,7 +53,7 @@ class Use(Section):
         """Check the options, and that an object or a class has the methods of its kind; returns its arguments."""
         plugin, given = self.plugin(objects), self.given(objects)
         arguments = {} if given is not None else check_plugin(self.kind, self.name, self.options, supplied)
-        if not inspect.isroutine(plugin):  # a function makes one
+        if not is_factory(plugin):
             with_methods(plugin, self.name, *self.methods)
         return arguments
 
@@ -270,6 +270,11 @@ class TrackerUse(Use):
 
 
 NamedTracker = Annotated[TrackerUse, BeforeValidator(_named)]  # its name alone stands for it, where no option is set
+
+
+def is_factory(plugin: object) -> bool:
+    """Whether it makes a plug-in, of which nothing is known before: a function, not a class and not an object."""
+    return callable(plugin) and not isinstance(plugin, type)
 
 
 def with_methods(plugin: P, name: str, *methods: str) -> P:
