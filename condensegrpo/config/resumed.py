@@ -5,6 +5,7 @@ configurations.jsonl    {"first_step": 0, "config": {…}}     the configuration
 """
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,9 +70,7 @@ class Change:
 
 def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool) -> tuple[Change, ...]:
     """What a configuration changes since a run was last started."""
-    history = _history(folder)
-    before = history[-1][1] if history else load_config(folder.config)
-    changes = changes_between(before, after)
+    changes = changes_between(config_at(folder, sys.maxsize), after)
     if (Path(after.runs_dir) / after.name).resolve() == folder.path.resolve():  # where it is, however it came there
         changes = tuple(change for change in changes if change.key != "runs_dir")
     fixed = ", ".join(change.key for change in changes if _within(change.key, FIXED))
