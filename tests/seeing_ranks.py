@@ -21,19 +21,12 @@ from condensegrpo.learner.weights import gathered_weights
 
 OPTIMISER = OptimizerSettings(lr=0.01, eps=1e-3, grad_clip=10.0)
 OBJECTIVE: ObjectiveFunction = PerToken(supervised)
-OF_RANKS = {  # ZeRO stage, frozen tower, ranks that compute a row together, whether one rank has all pictures
-    "stage 0": (0, False, 1, True),
-    "stage 2": (2, False, 1, True),
-    "stage 3": (3, False, 1, True),
-    "frozen": (3, True, 1, False),
-    "together": (1, False, 2, False),
+OF_RANKS = {  # ZeRO stage, and ranks that compute a row together; if none does, one rank has all pictures
+    "stage 2": (2, 1),
+    "stage 3": (3, 1),
+    "together": (1, 2),
 }
-SCENARIOS = {
-    "qwen3_vl": ("stage 0", "stage 3", "frozen", "together"),
-    "qwen2_5_vl": ("together",),
-    "smolvlm": ("stage 3",),
-    "llava_onevision": ("stage 2", "together"),
-}
+SCENARIOS = {"qwen3_vl": ("stage 3", "together"), "llava_onevision": ("stage 2", "together")}
 Found = tuple[dict[str, Tensor], list[float], Tensor]  # weights, norms of gradients, log-probabilities before
 
 
@@ -64,7 +57,7 @@ def train(
 
 
 def main() -> None:
-    """The scenarios of each family: its pictures on one rank, on both, or rows that both compute together."""
+    """The scenarios of each family: its pictures on one rank, or rows that both compute together."""
     torch.set_num_threads(1)
     ranks.join(10.0)
     folder, rank = Path(sys.argv[1]), ranks.rank()
@@ -73,9 +66,9 @@ def main() -> None:
         rows = seen.rows()
         pictures, text = [row for row in rows if row.media], [row for row in rows if not row.media]
         for scenario in scenarios:
-            stage, frozen, together, alone = OF_RANKS[scenario]
-            mine = (pictures if rank == 0 else text) if alone else rows[rank::2]
-            found = train(seen, [mine] * 2, stage=stage, frozen=frozen, together=together)
+            stage, together = OF_RANKS[scenario]
+            mine = rows[rank::2] if together > 1 else pictures if rank == 0 else text
+            found = train(seen, [mine] * 2, stage=stage, together=together)
             torch.save(found, folder / f"{family}_{scenario}_rank{rank}.pt")
     ranks.leave()
     sys.stdout.flush()
