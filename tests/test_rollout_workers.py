@@ -163,8 +163,13 @@ def test_counts_and_seconds_of_the_condensers_are_added_up(players: RolloutPlaye
 def test_workers_sample_from_the_servers_under_the_weights_of_their_batch(
     model: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the rank raises for a trajectory, as of a full disk, ends the batch and its worker."""
+
+    def full(_: ScoredTrajectory) -> None:
+        raise RolloutError("the disk is full")
+
     monkeypatch.setenv("VLLM_API_KEY", TOKEN)
-    shape = shape_of(AutoConfig.from_pretrained(model))
+    shape, running = shape_of(AutoConfig.from_pretrained(model)), psutil.Process().children()
     with serving(StandIn(shape, max_model_len=9000)) as first, serving(StandIn(shape, max_model_len=9000)) as second:
         varied = vary(
             config,
@@ -182,6 +187,9 @@ def test_workers_sample_from_the_servers_under_the_weights_of_their_batch(
             before = play(player, "a", "b", "c", "d")
             sampler.update(AutoModelForCausalLM.from_pretrained(model).state_dict().items(), 4)
             after = play(player, "a", "b")
+            with pytest.raises(RolloutError, match="the disk is full"):
+                play(player, "a", on_scored=full)
+            assert psutil.Process().children() == running
     assert {turn.policy_version for each in before for turn in each.trajectory.turns} == {0}
     assert {turn.policy_version for each in after for turn in each.trajectory.turns} == {4}
     assert not [each.trajectory.detail for each in (*before, *after) if each.trajectory.failure]
@@ -221,15 +229,7 @@ def test_a_problem_that_cannot_be_sent_is_an_error_that_says_what_to_do(
         play(player_of(players, config), "a", data={"value": value})
 
 
-def test_what_the_rank_raises_for_a_trajectory_ends_the_batch(players: RolloutPlayers, config: RunConfig) -> None:
-    def full(_: ScoredTrajectory) -> None:
-        raise RolloutError("the disk is full")
-
-    with pytest.raises(RolloutError, match="the disk is full"):
-        play(player_of(players, config), "a", on_scored=full)
-
-
-def test_a_worker_that_dies_ends_the_batch_and_is_replaced(players: RolloutPlayers, config: RunConfig) -> None:
+def test_a_worker_that_dies_ends_the_batch(players: RolloutPlayers, config: RunConfig) -> None:
     player = player_of(players, config, f"reward.name={WORLD}:Process")
     killed = r"playing 1 group in a worker: process \d+ was killed by signal 9 \(Killed\).*Lower rollout.workers"
     worker = psutil.Process(int(play(player, "a")[0].score.components["process"]))
@@ -238,13 +238,13 @@ def test_a_worker_that_dies_ends_the_batch_and_is_replaced(players: RolloutPlaye
     with pytest.raises(RolloutError, match=killed) as caught:
         play(player, "kill")
     assert f"process {worker.pid} " not in str(caught.value)
-    assert len(play(player, "a")) == SAMPLES
 
 
-def test_a_cancelled_batch_ends_its_workers_with_the_processes_of_their_tools(
+def test_workers_that_died_are_replaced_and_a_cancelled_batch_ends_them_with_the_processes_of_their_tools(
     players: RolloutPlayers, config: RunConfig, tmp_path: Path
 ) -> None:
     player = player_of(players, config)
+    assert len(play(player, "a")) == SAMPLES
 
     async def interrupted() -> None:
         data = {"tools": str(tmp_path)}
