@@ -74,6 +74,19 @@ def compilation() -> dict[str, object]:
     return {**{name: os.environ.get(name) for name in COMPILER}, "threads": inductor.compile_threads}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _inspected_here() -> Iterator[None]:
+    """vLLM looks at the code of each architecture in an interpreter of its own, once a machine: 10 s of CPU time each.
+
+    What it finds is kept for later processes too, such as the server of ``test_vllm_server.py``.
+    """
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_run_in_subprocess", lambda look: look())
+        yield
+
+
 @pytest.fixture(scope="module")
 def unopened() -> Iterator[dict[str, object]]:
     """Before an engine is opened, without what every start of one on a CPU sets, and an import of vLLM before it."""
