@@ -74,7 +74,7 @@ class Orders(Environment):
             time.sleep(float(rest))
         if name == "raise":
             raise ValueError(rest)
-        if name == "die":
+        if name == "die" and "SHOP_NAME" in os.environ:
             print("out of paper", file=sys.stderr, flush=True)
             os._exit(3)
         if name == "secret":
@@ -147,10 +147,17 @@ class Guarded:
             await send({"type": "http.response.body", "body": b""})
 
 
-port, style, capacity = sys.argv[1:]
-parts = {"orders": (Orders, Order, Seen), "shop": (Shop, CallToolAction, CallToolObservation)}[style]
-app = Guarded(create_app(*parts, max_concurrent_envs=int(capacity)))
-uvicorn.run(app, port=int(port), log_level="warning")
+async def serve(port, style, capacity):
+    parts = {"orders": (Orders, Order, Seen), "shop": (Shop, CallToolAction, CallToolObservation)}[style]
+    app = Guarded(create_app(*parts, max_concurrent_envs=int(capacity)))
+    await uvicorn.Server(uvicorn.Config(app, port=int(port), log_level="warning")).serve()
+
+
+async def main(*servers):
+    await asyncio.gather(*(serve(*servers[at : at + 3]) for at in range(0, len(servers), 3)))
+
+
+asyncio.run(main(*sys.argv[1:]))
 '''
 
 
@@ -164,28 +171,34 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def orders(script: str) -> Iterator[dict[str, Any]]:
-    yield from running(script, "orders", 32)
+def addresses(script: str) -> Iterator[dict[str, str]]:
+    """Of the servers of orders and of the shop, which one process runs for the tests of the module."""
+    ports = {}
+    for style in ("orders", "shop"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports[style] = free.getsockname()[1]
+    process = subprocess.Popen(
+        [PYTHON, script, *(text for style, port in ports.items() for text in (str(port), style, "32"))]
+    )
+    for port in ports.values():
+        wait_for(port)
+    yield {style: f"http://127.0.0.1:{port}" for style, port in ports.items()}
+    process.kill()
+    process.wait()
 
 
-@pytest.fixture(scope="module")
-def shop(script: str) -> Iterator[dict[str, Any]]:
-    yield from running(script, "shop", 32)
+@pytest.fixture
+def orders(addresses: dict[str, str]) -> dict[str, Any]:
+    return {"url": addresses["orders"]}
+
+
+@pytest.fixture
+def shop(addresses: dict[str, str]) -> dict[str, Any]:
+    return {"url": addresses["shop"]}
 
 
 def command(script: str, style: str, capacity: int) -> dict[str, Any]:
     return {"command": [str(PYTHON), script, "{port}", style, str(capacity)]}
-
-
-def running(script: str, style: str, capacity: int) -> Iterator[dict[str, Any]]:
-    """The address of a server that runs for the tests of the module."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen([PYTHON, script, str(port), style, str(capacity)])
-    wait_for(port)
-    yield {"url": f"http://127.0.0.1:{port}"}
-    process.kill()
-    process.wait()
 
 
 def wait_for(port: int) -> None:
@@ -388,24 +401,6 @@ def test_a_policy_that_thinks_for_long_keeps_its_session(tmp_path: Path) -> None
     assert trajectory.stop is StopReason.FINISHED, trajectory.detail
 
 
-def test_thirty_two_episodes_of_a_server_that_is_full_wait_for_each_other_and_leave_nothing(
-    tmp_path: Path, script: str
-) -> None:
-    threads, files = threading.active_count(), psutil.Process().num_fds()
-    played = task(tmp_path, [f"sleep 0.02;say {number};end" for number in range(32)], command(script, "orders", 8))
-    trajectories = play(played)
-    assert [observed(trajectory)[1] for trajectory in trajectories] == [
-        f'{{"text": "{number}", "number": 0}}' for number in range(32)
-    ]
-    (guard,) = guards(script)
-    assert eventually(lambda: not connections(int(guard[guard.index(script) + 1])))
-    del played
-    gc.collect()
-    assert eventually(lambda: not started(script))
-    assert eventually(lambda: threading.active_count() <= threads)
-    assert eventually(lambda: psutil.Process().num_fds() <= files)
-
-
 def with_replies(played: Any, *replies: str) -> Any:
     """The same servers, other rows."""
     rows = zip(played._splits.train, replies, strict=True)
@@ -414,25 +409,46 @@ def with_replies(played: Any, *replies: str) -> Any:
     return played
 
 
-def test_a_server_that_dies_ends_its_episodes_only_and_is_started_again(
-    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+def test_a_server_of_a_command_is_shared_guarded_started_again_and_leaves_nothing(
+    tmp_path: Path, script: str, orders: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = {**command(script, "orders", 1), "environment": ["SHOP_NAME"], "sessions": 1}
-    monkeypatch.setenv("SHOP_NAME", "x")
-    monkeypatch.setenv("SHOP_OTHER", "x")
-    both = task(tmp_path, ["end", "end"], server, server, show=["text"])
+    """Thirty-two episodes of a server with eight sessions wait for each other; it dies and ends its episodes only."""
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    for name, value in (("SHOP_NAME", "x"), ("SHOP_OTHER", "x"), ("SHOP_TOKEN", "t0p-secret")):
+        monkeypatch.setenv(name, value)
+    given = {"environment": ["SHOP_NAME", "SHOP_TOKEN"], "headers": {"token": "${SHOP_TOKEN}"}}
+    server = {**command(script, "orders", 8), **given}
+    played = task(tmp_path, [f"sleep 0.02;say {number};secret;end" for number in range(32)], server, show=["text"])
+    trajectories = play(played)
+    assert [observed(trajectory) for trajectory in trajectories] == [
+        ["0.02", str(number), "SHOP_NAME,SHOP_TOKEN", ""] for number in range(32)
+    ]
+    (guard,) = guards(script)
+    port = int(guard[guard.index(script) + 1])
+    assert eventually(lambda: not connections(port))
+    (refused,) = play(task(tmp_path, ["end"], {"url": f"http://127.0.0.1:{port}"}))
+    assert "the OpenEnv server s0 answered 401 Unauthorized" in refused.detail
+    servers = [{**each, "sessions": 1} for each in (server, orders)]
+    both = task(tmp_path, ["end", "end"], *servers, show=["text"])
     assert [trajectory.stop for trajectory in play(both)] == [StopReason.FINISHED] * 2
-    for guard in guards(script):
-        wait_for(int(guard[guard.index(script) + 1]))
-    died, other = play(with_replies(both, "die", "sleep 0.5;secret;end"))
+    for each in guards(script):
+        wait_for(int(each[each.index(script) + 1]))
+    asked = ["sleep 0.5;die;end"] * 2  # the other server ignores it
+    died, other = sorted(
+        play(with_replies(both, *asked)), key=lambda trajectory: trajectory.stop is StopReason.FINISHED
+    )
     assert died.stop is StopReason.ENVIRONMENT_ERROR
-    assert re.search("the OpenEnv server s. ended the session: it ended with exit code 3: out of paper", died.detail)
-    assert (other.stop, observed(other)) == (StopReason.FINISHED, ["0.5", "SHOP_NAME", ""]), other.detail
-    assert [trajectory.stop for trajectory in play(with_replies(both, "end", "end"))] == [StopReason.FINISHED] * 2
-    assert len(guards(script)) == 2
-    del both
+    assert re.search("the OpenEnv server s0 ended the session: it ended with exit code 3: out of paper", died.detail)
+    assert (other.stop, observed(other)) == (StopReason.FINISHED, ["0.5", "", ""]), other.detail
+    again = play(with_replies(both, "end", "end"))
+    assert [trajectory.stop for trajectory in again] == [StopReason.FINISHED] * 2
+    assert len(guards(script)) == 2  # with that of the other task
+    assert "t0p" not in repr((refused, died, *again, *trajectories))
+    del played, both
     gc.collect()
     assert eventually(lambda: not started(script))
+    assert eventually(lambda: threading.active_count() <= threads)
+    assert eventually(lambda: psutil.Process().num_fds() <= files)
 
 
 @contextlib.contextmanager
@@ -568,20 +584,6 @@ def test_a_step_that_takes_too_long_ends_the_episode(tmp_path: Path, orders: dic
     assert slow.stop is StopReason.ENVIRONMENT_ERROR
     assert "no result within 1 second (rollout.limits.turn_seconds)" in slow.detail
     assert other.stop is StopReason.FINISHED
-
-
-def test_headers_are_filled_from_variables_and_shown_nowhere(
-    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOP_TOKEN", "t0p-secret")
-    headers = {"headers": {"token": "${SHOP_TOKEN}"}}
-    known = task(tmp_path, ["end"], {**command(script, "orders", 1), "environment": ["SHOP_TOKEN"], **headers})
-    (trajectory,) = play(known)
-    assert trajectory.stop is StopReason.FINISHED, trajectory.detail
-    (guard,) = guards(script)
-    (refused,) = play(task(tmp_path, ["end"], {"url": f"http://127.0.0.1:{guard[guard.index(script) + 1]}"}))
-    assert "the OpenEnv server s0 answered 401 Unauthorized" in refused.detail
-    assert "t0p" not in repr((refused, trajectory))
 
 
 def test_no_redirect_gets_the_headers_of_a_server(tmp_path: Path) -> None:
