@@ -24,8 +24,20 @@ def members(text: str, start: int) -> tuple[dict[str, str], int]:
 
     members('call {"a": [1,  2], "b": "x"} now', 5)  →  ({"a": '[1,  2]', "b": '"x"'}, 29)
     """
+    values: dict[str, str] = {}
     with _faults_in_one_line(start):
-        return _members(text, start)
+        position = _after(text, "{", start)
+        while not text.startswith("}", position):
+            if values:
+                position = _after(text, ",", position)
+            key, position = _DECODER.raw_decode(text, position)
+            if not isinstance(key, str) or key in values:
+                raise ValueError(f"a key of the JSON object is no string or stands twice: {str(key)[:40]!r}")
+            begin = _after(text, ":", position)
+            value, end = _DECODER.raw_decode(text, begin)
+            _bounded(value)
+            values[key], position = text[begin:end], after_space(text, end)
+    return values, position + 1
 
 
 def after_space(text: str, position: int) -> int:
@@ -34,30 +46,12 @@ def after_space(text: str, position: int) -> int:
     return space.end() if space else position
 
 
-def _members(text: str, start: int) -> tuple[dict[str, str], int]:
-    values: dict[str, str] = {}
-    position = after_space(text, _after(text, "{", start))
-    if text.startswith("}", position):
-        return values, position + 1
-    while True:
-        key, position = _DECODER.raw_decode(text, position)
-        if not isinstance(key, str) or key in values:
-            raise ValueError(f"a key of the JSON object is no string or stands twice: {str(key)[:40]!r}")
-        begin = after_space(text, _after(text, ":", position))
-        value, position = _DECODER.raw_decode(text, begin)
-        _bounded(value)
-        values[key] = text[begin:position]
-        position = after_space(text, position)
-        if text.startswith("}", position):
-            return values, position + 1
-        position = after_space(text, _after(text, ",", position))
-
-
 def _after(text: str, sign: str, position: int) -> int:
+    """The position of what follows a sign, white space aside."""
     position = after_space(text, position)
     if not text.startswith(sign, position):
         raise json.JSONDecodeError(f"Expecting {sign!r}", text, position)
-    return position + 1
+    return after_space(text, position + 1)
 
 
 @contextmanager

@@ -78,6 +78,12 @@ class _JsonCalls(ToolFormat):
 
     closing: str
     arguments: str  # the key of the arguments
+    result_form: str = ""  # how a result is shown, in the words of the instructions
+
+    @property
+    def form(self) -> str:
+        """A call, with dots for what differs."""
+        return f'{self.opening}{{"name": "…", "{self.arguments}": {{…}}}}{self.closing}'
 
     def call(self, name: str, arguments: Mapping[str, object]) -> str:
         """A call as a model is to write it."""
@@ -113,8 +119,17 @@ class _JsonCalls(ToolFormat):
         return ToolCall(id=call_id, name=name, arguments=members[self.arguments])
 
     def _malformed(self, reason: str) -> Malformed:
-        form = f'{self.opening}{{"name": "…", "{self.arguments}": {{…}}}}{self.closing}'
-        return Malformed(reason=f"{reason}; a call is written {form}")
+        return Malformed(reason=f"{reason}; a call is written {self.form}")
+
+    def description(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """What a system message says of tools that the chat template does not show."""
+        keys = ("name", "description", "parameters")  # without the wrapper and the type of the result
+        described = ({key: schema["function"][key] for key in keys} for schema in schemas)
+        shown = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in described)
+        return (
+            f"You can use tools. To call one, write {self.form} and stop there; its result follows{self.result_form}. "
+            f"The tools, with the schema of their {self.arguments}:\n{shown}"
+        )
 
 
 class Native(_JsonCalls):
@@ -129,20 +144,13 @@ class Native(_JsonCalls):
         """A message of role ``tool``."""
         return Message(role="tool", content=text, tool_call_id=call_id, name=name or None)
 
-    def description(self, schemas: Sequence[Mapping[str, object]]) -> str:
-        """What the system message says where the chat template shows no tools."""
-        shown = "\n".join(json.dumps(_described(schema), ensure_ascii=False) for schema in schemas)
-        return (
-            'You can use tools. To call one, write <tool_call>{"name": "…", "arguments": {…}}</tool_call> and stop '
-            f"there; its result follows. The tools, with the schema of their arguments:\n{shown}"
-        )
-
 
 class Tagged(_JsonCalls):
     """A format for models without a tool template: ``<tool>{"name": …, "args": {…}}</tool>``, results by the user."""
 
     opening, closing, arguments = "<tool>", "</tool>", "args"
     stop_strings = ("</tool>", "</answer>")
+    result_form = " in <result>…</result>"
     none_beside_answer = True  # an answer ends the episode
 
     def result(self, call_id: str, name: str, text: str) -> Message:
@@ -151,13 +159,7 @@ class Tagged(_JsonCalls):
 
     def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
         """The tools by schema, and how to call one; nothing without tools."""
-        if not schemas:
-            return ""
-        shown = "\n".join(json.dumps(_described(schema), ensure_ascii=False) for schema in schemas)
-        return (
-            'You can use tools. To call one, write <tool>{"name": "…", "args": {…}}</tool> and stop there; '
-            f"its result follows in <result>…</result>. The tools, with the schema of their args:\n{shown}"
-        )
+        return self.description(schemas) if schemas else ""
 
 
 JSON_FORMATS: Mapping[str, Native | Tagged] = MappingProxyType({"native": Native(), "tagged": Tagged()})
@@ -233,12 +235,6 @@ def checked_name(name: object, written: object = "") -> str:
         shown = written if isinstance(written, str) and written else repr(name)
         raise ValueError(f"its name is no word of 1 to {MAX_NAME} printable characters but {quoted(shown)}")
     return name
-
-
-def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema without its wrapper and its return type."""
-    function: Mapping[str, Any] = schema["function"]
-    return {key: function[key] for key in ("name", "description", "parameters")}
 
 
 def call_id_of(index: int) -> str:
