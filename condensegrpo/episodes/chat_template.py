@@ -60,10 +60,17 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]],
         options: Mapping[str, object],
         formats: Sequence[ToolFormat],
+        fields: bool = False,
         description: str = "",
         pictures: ExpandsPictures | None = None,
     ) -> None:
-        """``formats``: in which a reply may contain its calls; ``description``: of tools that the template hides."""
+        """What to render with.
+
+        Args:
+            formats: in which a reply may contain its calls.
+            fields: whether the template is given reasoning and calls of a reply beside its text.
+            description: of tools that the template hides.
+        """
         self._tokenizer = tokenizer
         self._encoder = encoder
         self.tools = [dict(tool) for tool in tools] or None
@@ -72,7 +79,7 @@ class ChatTemplate:
         self._formats = tuple(formats)
         self._options = dict(options)
         self._pictures = pictures
-        self.fields = False  # whether the template is given reasoning and calls of a reply beside its text
+        self.fields = fields
         # some templates show contents that are lists of parts alone
         shown = Message(role="user", content="shown")
         self._lists_parts = False

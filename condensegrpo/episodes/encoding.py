@@ -4,7 +4,7 @@ import itertools
 import re
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from operator import itemgetter
@@ -67,21 +67,14 @@ class TextEncoder:
             lambda found: f"{found[0]}{_BREAK}" if found[1] else f"{_LITERAL}{_RESERVED.index(found[0])}", text
         )
 
-    def leading_control(self, text: str) -> int | None:
-        """The id of the special token that the text starts with, white space aside."""
-        match = self._control.match(text.lstrip())
-        return self._ids[match[match.lastindex or 0]] if match else None
-
-    def first_of(self, text: str, ids: Sequence[int], start: int = 0) -> tuple[int, int]:
-        """The span of the first of some special tokens from ``start`` on; of the end if there is none."""
+    def controls(self, text: str, start: int = 0) -> Iterator[tuple[int, int, int]]:
+        """The special tokens of a text from ``start`` on: the id of each, and where it begins and ends."""
         found = self._control.finditer(text, start)
-        spans = (each.span() for each in found if self._ids[each[each.lastindex or 0]] in ids)
-        return next(spans, (len(text), len(text)))
+        return ((self._ids[each[each.lastindex or 0]], *each.span()) for each in found)
 
-    def last_control(self, text: str) -> int:
-        """Where the text after the last special token begins that is no tag of a thought."""
-        ends = (found.end() for found in self._control.finditer(text) if "think" not in found[0].lower())
-        return max(ends, default=0)
+    def after_controls(self, text: str) -> str:
+        """The text after the last special token that is no tag of a thought."""
+        return text[max((end for token, _, end in self.controls(text) if token in self._controls), default=0) :]
 
     def after_last_control(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The ids after the last special token that is no tag of a thought."""

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -92,6 +92,8 @@ class Harmony:
 class FamilyRenderer(Renderer):
     """A renderer whose replies are read by a family of ``renderers``; it renders prompts too if its ids are equal."""
 
+    fields = True
+
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerFast",
@@ -109,12 +111,8 @@ class FamilyRenderer(Renderer):
             options: see ``Renderer``.
         """
         super().__init__(tokenizer, **options)
-        self._like_this = partial(
-            FamilyRenderer, tokenizer, family=family, renders=renders, **{**options, "encoder": self.encoder}
-        )
         self._family = family
         self._renders = renders
-        self._template.fields = True
         self.stop_ids = tuple(sorted({*self.stop_ids, *self._family.get_stop_token_ids()}))
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":

@@ -12,9 +12,10 @@ import itertools
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, Role, ToolCall, Unit, flatten
@@ -80,6 +81,8 @@ class Renderer:
     The tools are in every prompt of a run, those of condensers included, so that all share the same first ids.
     """
 
+    fields = False  # whether reasoning and calls of a reply are beside its text
+
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerFast",
@@ -109,33 +112,11 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self.encoder = encoder or TextEncoder(tokenizer)
-        self._like_this: Callable[..., Renderer] = partial(
-            Renderer,
-            tokenizer,
-            template_options=template_options,
-            stop_ids=stop_ids,
-            tool_format=tool_format,
-            pictures=pictures,
-            encoder=self.encoder,
-        )
-        self.tool_format = tool_format
         self.chosen = "the chat template"  # which renderer this is, and why
-        formats = (*BUILT_IN_FORMATS, *((tool_format,) if tool_format is not None else ()))
-        self._template = ChatTemplate(
-            tokenizer,
-            self.encoder,
-            tools=tools,
-            options=template_options or {},
-            formats=formats,
-            description=tool_format.description(tools) if isinstance(tool_format, Native) and tools else "",
-            pictures=pictures,
-        )
         self.pictures = pictures
-        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that nobody sampled
-        self._after_reply = lru_cache(maxsize=CACHED)(self._tail)
-        self._is_local = lru_cache(maxsize=512)(self._tried_local)
-        self._keeps = lru_cache(maxsize=512)(self._tried_keep)
+        self._template_options = template_options or {}
         self._opening_text = lru_cache(maxsize=512)(self._decode)
+        self._show(tools, tool_format)
         try:
             self._end_of_turn = self._find_end_of_turn()
         except RolloutError as error:
@@ -148,22 +129,43 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
+        self._by_tools = {self._template.tool_text: self}
+
+    def _show(self, tools: Sequence[Mapping[str, object]], tool_format: ToolFormat | None) -> None:
+        """Set the tools that prompts show, and the format of calls."""
+        self.tool_format = tool_format
+        self._template = ChatTemplate(
+            self._tokenizer,
+            self.encoder,
+            tools=tools,
+            options=self._template_options,
+            formats=BUILT_IN_FORMATS if tool_format is None else (*BUILT_IN_FORMATS, tool_format),
+            fields=self.fields,
+            description=tool_format.description(tools) if isinstance(tool_format, Native) and tools else "",
+            pictures=self.pictures,
+        )
+        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that nobody sampled
+        self._after_reply = lru_cache(maxsize=CACHED)(self._tail)
+        self._is_local = lru_cache(maxsize=512)(self._tried_local)
+        self._keeps = lru_cache(maxsize=512)(self._tried_keep)
+
+    def _showing(self, tools: Sequence[Mapping[str, object]], tool_format: ToolFormat | None) -> Self:
+        other = copy(self)
+        other._show(tools, tool_format)
+        return other
+
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
+        """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
+        text = tool_text(tools)
+        if text not in self._by_tools:
+            self._by_tools[text] = self._showing(tools, self.tool_format)
+        return self._by_tools[text]
 
     def store_media(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
         if self.pictures is None:  # then they are refused where they are rendered
             return tuple(messages)
         return tuple(message.stored(self.pictures.media.write) for message in messages)
-
-    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
-        """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
-        text = tool_text(tools)
-        if text == self._template.tool_text:
-            return self
-        if text not in self._others:
-            self._others[text] = self._like_this(tools=tools)
-        return self._others[text]
 
     # --- whole prompts
 
@@ -175,7 +177,7 @@ class Renderer:
         were sampled, or their text where the template leaves out thoughts.
         """
         pinned = tuple(messages)
-        composed = None if units and self._template.fields else self._composed(pinned, units)
+        composed = None if units and self.fields else self._composed(pinned, units)
         return SharedSequence(self._rendered(flatten(pinned, units)) if composed is None else composed)
 
     def count(self, messages: Sequence[Message]) -> int:
@@ -282,7 +284,7 @@ class Renderer:
 
     def _calls_of(self, reply: Message) -> tuple[ToolCall, ...]:
         """The calls of a reply that are beside its text."""
-        return reply.tool_calls if self._template.fields else ()
+        return reply.tool_calls if self.fields else ()
 
     def _tail(
         self, context: tuple[Message, ...], results: tuple[Message, ...], calls: tuple[ToolCall, ...] = ()
@@ -298,7 +300,8 @@ class Renderer:
         stand_in = Message(role="assistant", content="", tool_calls=calls)
         text = self._template.render((*context, stand_in, *results), placed=(len(context),))
         tail = _after(text, place(len(context)))
-        return tail[self.encoder.first_of(tail, self.stop_ids)[0] :] if calls else tail
+        ends = (begin for token, begin, _ in self.encoder.controls(tail) if token in self.stop_ids)
+        return tail[next(ends, len(tail)) :] if calls else tail
 
     def _tried_local(self, opening: tuple[Role, ...], results: tuple[Role, ...], *, called: bool) -> bool:
         """Whether the template writes a unit alike whatever units are before it, tried with made-up messages.
@@ -310,7 +313,7 @@ class Renderer:
         reply = replace(_made_up("assistant"), tool_calls=calls)
         try:
             tail = self._text_after(start, answers, calls)
-            if self._template.fields:
+            if self.fields:
                 return tail == self._text_after((*start, *2 * (reply, *answers)), answers, calls)
             first, whole = (self._template.render((*start, *n * (reply, *answers))) for n in (0, 3))
         except RolloutError:
@@ -339,10 +342,10 @@ class Renderer:
     def _like(self, message: Message) -> Message:
         """A made-up message of which a template can tell what it can tell of this one, beside its words."""
         blank, thought = not message.text.strip(), message.role == "assistant" and _thinks(message)
-        return _made_up(message.role, blank, thought, self._template.fields, bool(message.tool_calls))
+        return _made_up(message.role, blank, thought, self.fields, bool(message.tool_calls))
 
     def _tried_keep(self, messages: tuple[Message, ...]) -> bool:
-        newest, fields = _last_reply(messages), self._template.fields
+        newest, fields = _last_reply(messages), self.fields
         written: Callable[[tuple[Message, ...]], Sequence[Any]] = self._rendered if fields else self._template.render
         before, shown, reply = written(messages[:newest]), written(messages), messages[newest]
         if shown[: len(before)] != before:
@@ -358,7 +361,7 @@ class Renderer:
             result: of a tool, as the tool format writes it.
         """
         call = ToolCall(id=result.tool_call_id or "", name=result.name or "", arguments="{}")
-        called = Message(role="assistant", content="calling", tool_calls=(call,) if self._template.fields else ())
+        called = Message(role="assistant", content="calling", tool_calls=(call,) if self.fields else ())
         cure = " Set rollout.tools.format=tagged: its results are user messages." if result.role == "tool" else ""
         try:
             texts = {
@@ -374,7 +377,7 @@ class Renderer:
 
     def fault_of_calls(self) -> str | None:
         """Why calls as the chat template writes them cannot be read; None: they can."""
-        shown = self._like_this(tools=(TOOL,), tool_format=Native())
+        shown = self._showing((TOOL,), Native())
         if not shown._template.shows_tools:
             return "the chat template shows no tools"
         try:
@@ -384,7 +387,8 @@ class Renderer:
         except RolloutError as error:
             return str(error)
         start = common_prefix(before, text)
-        _, end = shown.encoder.first_of(text, shown.stop_ids, start)
+        controls = shown.encoder.controls(text, start)
+        end = next((end for token, _, end in controls if token in shown.stop_ids), len(text))
         back = shown._read_back(text[start:end], before[:start])
         calls = Native().parse(back.message.text) if back.calls is None else back.calls
         read = [(call.name, parsed_arguments(call.arguments)) for call in calls if isinstance(call, ToolCall)]
@@ -395,7 +399,7 @@ class Renderer:
         return f"a call that the chat template writes, {text[start:end]!r:.160}, is read {found:.160}"
 
     def _read_back(self, text: str, before: str) -> ParsedReply:
-        return read_text(text, opened=opens_thought(before[self.encoder.last_control(before) :]))
+        return read_text(text, opened=opens_thought(self.encoder.after_controls(before)))
 
     def check_calls(self) -> None:
         """Check, before anything is sampled, that calls in the form of the chat template can be read."""
@@ -455,7 +459,8 @@ class Renderer:
         """The special token that the template puts right after a reply, if it does."""
         talk = (Message(role="user", content="hi"), Message(role="assistant", content=""))
         text = self._template.render(talk, placed=(1,), generation_prompt=False)
-        return self.encoder.leading_control(_after(text, place(1)))
+        controls = self.encoder.controls(_after(text, place(1)).lstrip())
+        return next((token for token, begin, _ in controls if not begin), None)
 
 
 @lru_cache
