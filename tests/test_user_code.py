@@ -453,7 +453,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_before_weights_are_
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ("return [1, 2]", "the first is 1, wanted a Problem"),
+        ("return [1, 2]", "the first is 1, wanted a sequence of Problem objects"),
         ("return None", r"problems\(\) returned None, wanted a sequence of Problem objects, .* \(.*mine\.py:1\)"),
         ("yield 1", r"problems\(\) returned <generator .*, wanted a sequence of Problem objects"),
         ("return {}['train']", r"KeyError: 'train' \(.*mine\.py:3\)"),

@@ -52,22 +52,20 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
     """Read the problems of a split."""
     with plugin_code(f"making the {split} problems of the task", ConfigError):
         split_problems = task.problems(split)
-        if not (hasattr(split_problems, "__len__") and hasattr(split_problems, "__getitem__")):
+        is_sequence = hasattr(split_problems, "__len__") and hasattr(split_problems, "__getitem__")
+        if is_sequence and not len(split_problems):
             raise ConfigError(
-                f"making the {split} problems of the task: problems() returned {split_problems!r:.80}, wanted a "
-                f"sequence of Problem objects, such as a list{at_definition(task)}."
+                f"reading the {split} problems of the task: found none. Check task.data and task.eval_data; where a "
+                f"share of few questions is held out, none may be: set task.eval_data, or raise "
+                f"task.options.eval_share."
             )
-        first = split_problems[0] if len(split_problems) else None
-    if first is None:
-        raise ConfigError(
-            f"reading the {split} problems of the task: found none. Check task.data and task.eval_data; where a share "
-            f"of few questions is held out, none may be: set task.eval_data, or raise task.options.eval_share."
-        )
-    if not isinstance(first, Problem):
-        raise ConfigError(
-            f"making the {split} problems of the task: the first is {first!r:.80}, wanted a "
-            f"Problem{at_definition(task)}."
-        )
+        found = split_problems[0] if is_sequence else split_problems
+        if not isinstance(found, Problem):
+            what = "the first is" if is_sequence else "problems() returned"
+            raise ConfigError(
+                f"making the {split} problems of the task: {what} {found!r:.80}, wanted a sequence of Problem objects, "
+                f"such as a list{at_definition(task)}."
+            )
     return split_problems
 
 

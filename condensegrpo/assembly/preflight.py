@@ -92,8 +92,8 @@ def check_settings(components: Components) -> tuple[str, ...]:
         What came of the rehearsal, what could not be checked, and what is left out of the training data.
     """
     task = with_defaults(components.task, Task)
-    _check_learning(components)
-    _check_variants(components)
+    if faults := [f"checking {fault}" for check in (_learning, _variants) for fault in check(components)]:
+        raise ConfigError("\n".join(faults))
     check_writes(components)
     check_disjoint(components)
     notes = [*check_truths(components), *_check_policy(components)]
@@ -241,59 +241,59 @@ def _check_folder(config: RunConfig) -> None:
         )
 
 
-def _check_learning(components: Components) -> None:
-    """Check that the estimator can learn from all parts of a weighted sum, and that a step has something to train."""
+def _learning(components: Components) -> Iterator[str]:
+    """Why the estimator cannot learn from all parts of a weighted sum, or a step has nothing to train."""
     from condensegrpo.assembly.learning_signal import turn_reward_estimators
 
     config, reward = components.config, components.reward
     parts: Sequence[RewardPart] = getattr(reward, "parts", ())
     paying_turns = [part.name for part in parts if isinstance(part.reward, TurnReward)]
     if paying_turns and config.algorithm.advantage.estimator is None:
-        raise ConfigError(
-            f"checking algorithm.advantage.estimator: it is not set, and {', '.join(paying_turns)} in "
+        yield (
+            f"algorithm.advantage.estimator: it is not set, and {', '.join(paying_turns)} in "
             f"reward.options.parts pays single turns, which the default {config.estimator} only logs. Set "
             f"{turn_reward_estimators()}, or {config.estimator} to only log them."
         )
     weight = sum(part.weight for part in parts if part.name not in paying_turns)
     if components.estimator.plugin.learns_from == "score" and weight > 1 + 1e-9:
-        raise ConfigError(
-            f"checking algorithm.advantage.estimator: found {config.estimator}, which takes a score in [0, 1], and the "
+        yield (
+            f"algorithm.advantage.estimator: found {config.estimator}, which takes a score in [0, 1], and the "
             f"weights in reward.options.parts sum to {weight:g}. Set algorithm.advantage.estimator=grpo, or lower the "
             f"weights to a sum of 1."
         )
     size, count = len(components.problems("train")), config.train.problems_per_step
     if config.train.steps and count > size:
-        raise ConfigError(
-            f"checking train.problems_per_step: found {count}, and the task has "
+        yield (
+            f"train.problems_per_step: found {count}, and the task has "
             f"{plural(size, 'training problem')}; a step would sample the same problem several times. Lower it to at "
             f"most {size}, or give more data."
         )
     if config.train.steps and config.rollout.temperature == 0:
-        raise ConfigError(
-            "checking rollout.temperature: found 0, under which all samples of a problem are the same, so that none "
+        yield (
+            "rollout.temperature: found 0, under which all samples of a problem are the same, so that none "
             "has an advantage. Set it above 0; evaluate.temperature=0 evaluates greedily."
         )
     if config.train.steps and all(config.algorithm.stops.of(stop) == "mask" for stop in StopReason):
-        raise ConfigError(
-            "checking algorithm.stops.handling: every stop reason is masked, so that no trajectory ever trains. Set "
+        yield (
+            "algorithm.stops.handling: every stop reason is masked, so that no trajectory ever trains. Set "
             "that of answered to train."
         )
 
 
-def _check_variants(components: Components) -> None:
-    """Check that evaluation variants change only what an evaluation reads, and that each has a file of its own."""
+def _variants(components: Components) -> Iterator[str]:
+    """Evaluation variants that change what an evaluation does not read, or share a file."""
     config = components.config
     by_file: dict[str, str] = {}
     for name, varied in components.evaluations.items():
         if (other := by_file.setdefault(evaluation_file(name).casefold(), name)) != name:
-            raise ConfigError(
-                f"checking evaluate.variants.{name}: its trajectories would be written over those of {other}, both to "
+            yield (
+                f"evaluate.variants.{name}: its trajectories would be written over those of {other}, both to "
                 f"{evaluation_file(name)}. Give one of them a name that differs in more than capitals or underscores."
             )
         for section in NOT_EVALUATED:
             if getattr(varied.config, section) != getattr(config, section):
-                raise ConfigError(
-                    f"checking evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
+                yield (
+                    f"evaluate.variants.{name}: it changes {section}, which an evaluation takes from the run. "
                     f"Remove that override; for another {section} start another run, or use condensegrpo eval."
                 )
 
