@@ -270,8 +270,17 @@ def shipped_files() -> Mapping[str, Path]:
 
 
 def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The checked configuration of a tree, of which some values are those of ``overrides``."""
-    return _with_importance(parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides))
+    """The checked configuration of a tree, of which some values are those of ``overrides``.
+
+    Its importance correction is set, by default by the precision of sampler and learner: in bfloat16 two programs that
+    compute one model differ by some hundredths of a nat a token; in fp32 by 1e-6.
+    """
+    config = parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides)
+    algorithm = config.algorithm
+    if algorithm.importance.cap is not None:
+        return config
+    importance = replace(algorithm.importance, cap=BFLOAT16_CAP if config.in_bfloat16 else 0.0)
+    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"importance": importance})})
 
 
 def plugin_files(config: RunConfig) -> tuple[Path, ...]:
@@ -295,15 +304,3 @@ def portable(tree: Any) -> Any:  # noqa: ANN401  a YAML tree
         return f"{path.relative_to(here) if here and path.is_relative_to(here) else path.name}{colon}{attribute}"
 
     return changed(tree, relative)
-
-
-def _with_importance(config: RunConfig) -> RunConfig:
-    """A configuration whose importance correction is set, by default by the precision of sampler and learner.
-
-    In bfloat16 two programs that compute one model differ by some hundredths of a nat a token; in fp32 by 1e-6.
-    """
-    algorithm = config.algorithm
-    if algorithm.importance.cap is not None:
-        return config
-    importance = replace(algorithm.importance, cap=BFLOAT16_CAP if config.in_bfloat16 else 0.0)
-    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"importance": importance})})

@@ -40,31 +40,26 @@ S = TypeVar("S", bound=Section)
 
 def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] = ()) -> S:
     """The checked section of a tree, of which some values are those of ``overrides``."""
+    faults, cause, section = list[tuple[Sequence[object], str, bool]](), None, None
     try:
         section = kind.model_validate(tree)
     except ValidationError as error:
+        cause = error
         faults = [(fault["loc"], _fault(kind, fault), fault["type"] in UNKNOWN) for fault in error.errors()]
-        raise _refused(source, faults, overrides) from error
-    read = dict(leaves(section.model_dump()))
-    faults = [
-        (path, f"{'.'.join(path)}: found {value}, wanted a number", False)
-        for path, value in leaves(tree)
-        if isinstance(value, bool) and type(read.get(path)) in (int, float)  # pydantic reads true as the number 1
-    ]
-    if faults:
-        raise _refused(source, faults, overrides)
+    else:
+        read = dict(leaves(section.model_dump()))
+        faults = [
+            (path, f"{'.'.join(path)}: found {value}, wanted a number", False)
+            for path, value in leaves(tree)
+            if isinstance(value, bool) and type(read.get(path)) in (int, float)  # pydantic reads true as the number 1
+        ]
+    if section is None or faults:
+        lines = (f"  {said}{_overridden(path, overrides, unknown=unknown)}" for path, said, unknown in faults)
+        raise ConfigError("\n".join((f"reading {source}:", *lines))) from cause
     return section
 
 
-def _refused(
-    source: str, faults: Sequence[tuple[Sequence[object], str, bool]], overrides: Sequence[str]
-) -> ConfigError:
-    """The error of all faults: where each is, what is said of it, and whether its key is unknown."""
-    lines = (f"  {said}{_overridden(path, overrides, unknown=unknown)}" for path, said, unknown in faults)
-    return ConfigError("\n".join((f"reading {source}:", *lines)))
-
-
-def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bool = False) -> str:
+def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bool) -> str:
     """The override that a fault is in, or that leads through the unknown key: that is not in the file."""
     key = ".".join(map(str, path)) + "."
     names = {each: each.partition("=")[0] + "." for each in overrides}
