@@ -9,7 +9,7 @@ right answer; the other one always replies the same. Of every evaluation an epis
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
 from condensegrpo.assembly.components import Components
@@ -24,10 +24,9 @@ from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, PluginError, ScoreError
 from condensegrpo.core.failures import message_of, plugin_code
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
-from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
+from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason
 from condensegrpo.core.wording import plural
 from condensegrpo.episodes.chat_template import tool_text
 from condensegrpo.episodes.episode import run_episode
@@ -38,6 +37,7 @@ from condensegrpo.episodes.player import collect
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native, Tagged
+from condensegrpo.samplers.scripted import ScriptedSampler
 
 REPLIES = 16  # of an episode at most
 DEMONSTRATIONS = 64  # whose words are looked up, from the first
@@ -47,24 +47,21 @@ NAMED = 8  # unknown words in the message, the most frequent first
 Ids = Sequence[int]
 
 
-@dataclass(slots=True)
-class ScriptReader(Sampler):
-    """A sampler that reads out a script in the first episode of a group, and gives one reply in all others."""
+class ScriptReader(ScriptedSampler):
+    """Reads out a script in the first episode of a group, and gives one reply in all others."""
 
-    script: Sequence[Ids]  # its last reply is repeated
-    other: Ids  # the reply of the other episodes
-    replies: Counter[str] = field(default_factory=Counter)  # by trajectory
+    def __init__(self, script: Sequence[Ids], other: Ids) -> None:
+        """The last reply of the script is repeated; ``other``: of the other episodes."""
+        super().__init__([])
+        self._first, self._other, self._replies = script, other, Counter[str]()  # replies by trajectory
 
     async def sample(self, prompt_ids: Ids, params: SamplingParams) -> Generation:
         """The next reply of an episode, cut off at its limit."""
         del prompt_ids
-        number = self.replies[params.trajectory]
-        self.replies[params.trajectory] += 1
-        first = params.trajectory.endswith("/0")
-        ids = tuple(self.script[min(number, len(self.script) - 1)] if first else self.other)
-        finish = FinishReason.STOP if len(ids) <= params.max_tokens else FinishReason.LENGTH
-        ids = ids[: params.max_tokens]
-        return Generation(token_ids=ids, logprobs=(-0.5,) * len(ids), finish=finish)
+        number = self._replies[params.trajectory]
+        self._replies[params.trajectory] += 1
+        is_first = params.trajectory.endswith("/0")
+        return self._ended(tuple(self._first[min(number, len(self._first) - 1)] if is_first else self._other), params)
 
     async def score(self, prompt_ids: Ids, output_ids: Ids) -> Sequence[float]:
         """The same of every token."""
