@@ -28,7 +28,6 @@ def test_the_shipped_figures_fit() -> None:
         (["algorithm.advantage.context_anchors=[0, 16]"], "the first above 0"),
         (["algorithm.advantage.context_anchors=[16, 16]"], "the second above the first"),
         (["learner.tokens_per_micro_batch=1119"], "raise it to at least 1120"),
-        (["model.new.max_positions=1119"], "Raise it to at least 1120"),
         (["sampler.options.max_model_len=1119"], "max_model_len: found 1119, and a context with its reply may have"),
         (["sampler.options.top_p=0.9"], "sampler.options.top_p: found 0.9. Where unlikely tokens are cut off, the"),
         (["sampler.options.top_k=20"], "every importance ratio is wrong. Leave it out; sharpen with rollout.temp"),

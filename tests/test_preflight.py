@@ -253,6 +253,7 @@ def test_a_reward_that_the_estimator_cannot_learn_from_is_refused() -> None:
             ["evaluate.variants={K_20: [], k__20: []}"],
             "evaluate.variants.k__20: its trajectories would be written over those of K_20, both to k_20.parquet",
         ),
+        (["model.new.max_positions=87"], "raise model.new.max_positions to at least 88"),
         (["train.problems_per_step=4097"], "found 4097, and the task has 4096 training problems"),
         (
             [

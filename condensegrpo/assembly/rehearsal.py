@@ -119,9 +119,10 @@ def rehearse(
                 raise ConfigError(f"checking evaluate.variants.{name}: {error}") from error
     longest = longest_request(config)
     if max_positions is not None and longest > max_positions:
+        cure = "" if config.model.new is None else f", or raise model.new.max_positions to at least {longest}"
         raise ConfigError(
             f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
-            f"tokens, and the model has {max_positions} positions. Lower one of them."
+            f"tokens, and the model has {max_positions} positions. Lower one of them{cure}."
         )
     components.condenser.counts()  # those of the run begin at 0
     if renderer.chosen != NO_FAMILY:
