@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from builders import add_trajectory, ledger_episode, scored, write_tokenizer
+from builders import ledger_episode, scored, write_tokenizer
 from command import run, run_as_the_interpreter, succeed
 from talk import said, shown, tokenizer
 from transformers import Qwen3Config
@@ -28,7 +28,7 @@ from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Credit, write_credit
+from condensegrpo.storage.trajectories import Credit, write_credit, write_trajectories
 from condensegrpo.tasks.answers import AnswerEnvironment
 
 REPLIES = ["<note> 3 </note>", "<note> 5 </note>", "<answer> 6 </answer>"]
@@ -51,15 +51,14 @@ def demo(tmp_path: Path) -> cg.Run:
     tracker.log(0, {"eval/success": 0.25})
     for step, success in ((1, 0.5), (2, 1.0)):
         tracker.log(step, {"success": success})
-        for sample in (0, 1):
-            add_trajectory(folder.trajectories(step), episode(f"{step}/0/{sample}", float(sample)))
+        write_trajectories(folder.trajectories(step), [episode(f"{step}/0/{n}", float(n)) for n in (0, 1)])
     tracker.log(2, {"eval/success": 0.75})
     write_credit(
         folder.credit(1),
         [Credit(trajectory=f"1/0/{sample}", advantages=(sample, 0.0, 2.0), weights=(0.1,) * 3) for sample in (0, 1)],
     )
     folder.evaluation(2, "held-out").parent.mkdir(parents=True)
-    add_trajectory(folder.evaluation(2, "held-out"), episode("2/5/0", 1.0))
+    write_trajectories(folder.evaluation(2, "held-out"), [episode("2/5/0", 1.0)])
     return cg.Run(folder.path)
 
 

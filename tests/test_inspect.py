@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 import typer
 from builders import IDS, add_trajectory, condensation, ledger_episode, scored, trajectory, turn, write_tokenizer
+from command import run as run_command
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
@@ -93,8 +94,7 @@ def demo(tmp_path: Path) -> Path:
     add_trajectory(folder.trajectories(1), episode("p1", 0, 0.5), replace(SAMPLED_WITH, step=1))
     same = [episode("p2", sample, 0.5) for sample in (0, 1)]
     right, wrong = episode("p10", 0, 0.5), episode("p10", 1, 0.0, keep_last=None)
-    for one in (wrong, *same, right):
-        add_trajectory(folder.trajectories(2), one, SAMPLED_WITH)
+    write_trajectories(folder.trajectories(2), (wrong, *same, right), SAMPLED_WITH)
     flat = [credit(one, 0.0, 0.0, 0.0, 0.0) for one in same]
     write_credit(folder.credit(2), [*flat, credit(right, 1.0, 1.0, 1.0, 1.0), credit(wrong, -1.0, -1.0, -0.5, -1.0)])
     return folder.path
@@ -284,10 +284,7 @@ def test_a_group_and_a_trajectory_can_be_named(demo: Path) -> None:
 
 def test_of_an_imported_log_the_budget_is_the_largest_context(demo: Path) -> None:
     file = RunFolder(demo).trajectories(2)
-    read = read_trajectories(file)
-    file.unlink()
-    for one in read:
-        add_trajectory(file, one)  # as it is imported: without what it was sampled with
+    write_trajectories(file, read_trajectories(file))  # as it is imported: without what it was sampled with
     assert "context of 34 tokens" in inspect(demo)
 
 
@@ -501,8 +498,7 @@ def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> 
 def checked(*some: ScoredTrajectory, tmp_path: Path, given: list[Credit] | None = None) -> tuple[str, ...]:
     folder = RunFolder.create(tmp_path / "run")
     folder.config.write_text(CONFIG)
-    for one in some:
-        add_trajectory(folder.trajectories(1), one)
+    write_trajectories(folder.trajectories(1), some)
     if given is not None:
         write_credit(folder.credit(1), given)
     file = choose(folder.path, None)
@@ -620,18 +616,7 @@ def test_no_run_no_trajectories_and_no_file_are_named(tmp_path: Path) -> None:
 def test_a_damaged_file_is_one_line_on_stderr_without_a_traceback(demo: Path) -> None:
     file = demo / "trajectories" / "step_000002.parquet"
     file.write_bytes(file.read_bytes()[:-1])
-    code = """
-import sys, typer
-from condensegrpo.cli.inspect import inspect_trajectory
-from condensegrpo.core.errors import CondenseError
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(inspect_trajectory)
-try:
-    app()
-except CondenseError as error:
-    sys.exit(str(error))
-"""
-    done = subprocess.run([sys.executable, "-c", code, str(demo)], capture_output=True, text=True, check=False)
+    done = run_command("inspect-trajectory", str(demo))
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "it is not a whole Parquet file" in done.stderr

@@ -57,6 +57,7 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
     known = replace(SAMPLED_WITH, step=step, evaluation=evaluation)
     file = run.evaluation(step, evaluation) if evaluation else run.trajectories(step)
     file.parent.mkdir(parents=True, exist_ok=True)
+    some = []
     for problem in (0, 1):
         for sample, replies in ((0, REPLIES), (1, OTHER)):
             group = f"{step}/{problem}"
@@ -66,7 +67,8 @@ def add_step(run: RunFolder, step: int, *, evaluation: str | None = None, solved
             )  # fmt: skip
             one = replace(one, problem_id=f"p{problem}", question="start 3", ground_truth="6")
             correct = 1.0 if sample == 0 and problem in solved else 0.0
-            add_trajectory(file, scored(one, correct, correct=correct), known)
+            some.append(scored(one, correct, correct=correct))
+    write_trajectories(file, some, known)
     credit = {f"{step}/0/0": 0.7, f"{step}/0/1": -0.7, f"{step}/1/0": -0.1, f"{step}/1/1": 0.1}
     if evaluation is None:
         write_credit(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import add_trajectory, ledger_episode, scored, write_tokenizer
+from builders import ledger_episode, scored, write_tokenizer
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
@@ -13,7 +13,7 @@ from condensegrpo.core.errors import RunError
 from condensegrpo.inspection.batches import choose, command_of, credit_file, run_of
 from condensegrpo.inspection.index import Index
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
-from condensegrpo.storage.trajectories import Provenance
+from condensegrpo.storage.trajectories import Provenance, write_trajectories
 
 SAMPLED_WITH = Provenance(
     evaluation="held-out",
@@ -37,6 +37,7 @@ def inspect(*arguments: object) -> str:
 def write(file: Path, known: Provenance, *, problems: int = 2) -> None:
     """Two samples of each problem, all of them wrong, so that all scores are equal."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    some = []
     for problem in range(problems):
         for sample in range(2):
             group = f"{known.step}/{problem}"
@@ -45,7 +46,8 @@ def write(file: Path, known: Provenance, *, problems: int = 2) -> None:
                 keep_last=1, id=f"{group}/{sample}", group=group, answer="3", sample=sample,
             )  # fmt: skip
             one = replace(one, turns=tuple(replace(turn, policy_version=known.step or 0) for turn in one.turns))
-            add_trajectory(file, scored(one, 0.0, correct=0.0), known)
+            some.append(scored(one, 0.0, correct=0.0))
+    write_trajectories(file, some, known)
 
 
 @pytest.fixture

@@ -51,9 +51,9 @@ def run(tmp_path: Path) -> RunFolder:
     run = RunFolder.create(tmp_path / "run")
     run.config.write_text("model: {new: {}}\ntask: {name: ledger}\n")
     for step in (1, 2):
-        for problem in (10, 2):
-            for sample in (0, 1):
-                add_trajectory(run.trajectories(step), episode(step, problem, sample, correct=float(sample == 0)))
+        some = [(problem, sample) for problem in (10, 2) for sample in (0, 1)]
+        every = [episode(step, problem, sample, correct=float(sample == 0)) for problem, sample in some]
+        write_trajectories(run.trajectories(step), every)
     write_credit(
         run.credit(2),
         [
@@ -151,8 +151,8 @@ def test_a_condition_knows_the_step_the_evaluation_and_the_parts_of_the_reward(t
     for step in (1, 2):
         one = replace(episode(step, 0, 0).trajectory)
         parts = {"brevity": step / 10, "of two words": 1.0}
-        add_trajectory(run.trajectories(step), scored(replace(one, id=f"{step}/0/9"), 0.0, components={}))  # failed
-        add_trajectory(run.trajectories(step), scored(one, 1.0, components=parts))
+        failed = scored(replace(one, id=f"{step}/0/9"), 0.0, components={})
+        write_trajectories(run.trajectories(step), [failed, scored(one, 1.0, components=parts)])
     index = opened(run.path)
     assert index.field_names() == (*FIELDS, "brevity")  # the other name cannot be written in a condition
     for where in ("step == 2 and evaluation == None and score == 1", "brevity > 0.1", "step == 2 and brevity == 0.2"):
@@ -177,9 +177,9 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
     run.config.write_text("model: {new: {}}\ntask: {name: ledger}\n")
     successes = {0: (1, 1, 0), 1: (0, 1, 0), 2: (1, 0, 0)}  # by problem, of steps 1 to 3
     for step in (1, 2, 3):
-        for problem, values in successes.items():
-            add_trajectory(run.trajectories(step), episode(step, problem, 0, correct=float(values[step - 1])))
-    add_trajectory(run.trajectories(3), episode(3, 9, 0, correct=0.0))  # once
+        every = [episode(step, problem, 0, correct=values[step - 1]) for problem, values in successes.items()]
+        once = [episode(3, 9, 0, correct=0.0)] if step == 3 else []
+        write_trajectories(run.trajectories(step), every + once)
     index = opened(run.path)
     changes = got_worse(index)
     assert [(each.problem, each.before, each.after, len(each.visits)) for each in changes] == [
@@ -217,10 +217,8 @@ def test_a_damaged_file_hides_only_itself(run: RunFolder) -> None:
 def test_a_fact_is_lost_if_an_earlier_prompt_states_it_and_the_last_does_not(tmp_path: Path) -> None:
     # dropped, still there, in the question, never there, only in the policy's own dropped reply
     cases = {"+2": True, "done": False, "3": False, "7": False, "<note> 3 </note>": False}
-    for number, truth in enumerate(cases):
-        one = episode(1, number, 0, correct=0.0, truth=truth)
-        add_trajectory(tmp_path / "t.parquet", one)
-    add_trajectory(tmp_path / "t.parquet", episode(1, 9, 0, correct=1.0, truth="+2"))
+    wrong = [episode(1, number, 0, correct=0.0, truth=truth) for number, truth in enumerate(cases)]
+    write_trajectories(tmp_path / "t.parquet", [*wrong, episode(1, 9, 0, correct=1.0, truth="+2")])
     assert [record.figures.lost_fact for record in opened(tmp_path / "t.parquet").records()] == [*cases.values(), False]
 
 

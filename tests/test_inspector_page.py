@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from browsing import Watched, chromium
 from builders import (
-    add_trajectory,
     assistant,
     condensation,
     ids,
@@ -89,8 +88,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             seed=0,
         )
         some = [episode(step, problem, sample) for problem in (0, 1) for sample in (0, 1)]
-        for one in [*some, *([masked()] if evaluation else [])]:
-            add_trajectory(file, one, known)
+        write_trajectories(file, [*some, *([masked()] if evaluation else [])], known)
         if evaluation is None:
             credit = (
                 Credit(trajectory=one.trajectory.id, advantages=(0.5 - one.score.correct,) * 4, weights=(0.001,) * 4)
@@ -232,8 +230,7 @@ def test_siblings_have_the_height_of_the_page(browser: "Browser", run: Path) -> 
     index, page = Index(run), run / "many.html"
     folder = RunFolder(run.parent / "many")
     folder.trajectories(1).parent.mkdir(parents=True)
-    for sample in range(8):
-        add_trajectory(folder.trajectories(1), episode(1, 0, sample), None)
+    write_trajectories(folder.trajectories(1), [episode(1, 0, sample) for sample in range(8)])
     index = Index(folder.path)
     write_html(page, index, chosen_batches(index, trajectory_files(folder.path), Choice()), limited=False)
     tab = Watched.of(browser, width=1400).open(page)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from browsing import Watched, chromium
-from builders import add_trajectory, ledger_episode, scored
+from builders import ledger_episode, scored
 
 from condensegrpo.reporting.run_report import write_page
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Provenance
+from condensegrpo.storage.trajectories import Provenance, write_trajectories
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -48,12 +48,14 @@ def write(file: Path, step: int, evaluation: str | None) -> None:
     known = Provenance(
         evaluation=evaluation, step=step, model="m", condenser="last_k", max_context_tokens=48, temperature=1, seed=0
     )
+    some = []
     for sample in range(4):
         one = ledger_episode(REPLIES, ["+2", "done report"], keep_last=1, id=f"{step}/0/{sample}", sample=sample)
         if sample == 0:
             last = replace(one.turns[-1], reply=replace(one.turns[-1].reply, content=HOSTILE))
             one = replace(one, turns=(*one.turns[:-1], last), answer=HOSTILE, question=HOSTILE)
-        add_trajectory(file, scored(one, float(sample > 0), correct=float(sample > 0)), known)
+        some.append(scored(one, float(sample > 0), correct=float(sample > 0)))
+    write_trajectories(file, some, known)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from builders import add_trajectory, ledger_episode, scored
+from builders import ledger_episode, scored
 from command import ENVIRONMENT, run, succeed
 from typer.testing import CliRunner
 
@@ -24,7 +24,7 @@ from condensegrpo.reporting.plots import COLOURS
 from condensegrpo.reporting.runs import RunStatus, compare_runs, find_runs, sparklines, summary
 from condensegrpo.storage.evaluations import new_name, store_evaluation, stored_evaluations
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
-from condensegrpo.storage.trajectories import Provenance, start_file
+from condensegrpo.storage.trajectories import Provenance, start_file, write_trajectories
 
 QUICKSTART = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 AFTER = Evaluation(
@@ -47,8 +47,7 @@ def finished(path: Path, correct: Sequence[float], *overrides: str) -> RunFolder
     bounds = {"eval/success_low": mean - 0.1, "eval/success_high": mean + 0.1}
     metrics.log(2, {"eval/success": mean, **bounds, "eval/context_tokens": 25.0})
     start_file(run.evaluation(2, "held-out"))
-    for trajectory in answers(correct):
-        add_trajectory(run.evaluation(2, "held-out"), trajectory)
+    write_trajectories(run.evaluation(2, "held-out"), answers(correct))
     return run
 
 
@@ -170,8 +169,7 @@ def test_evaluations_of_one_name_are_paired_if_both_were_made_as_their_runs_are(
             max_context_tokens=config.rollout.limits.max_context_tokens, temperature=config.evaluate.temperature or 0.0,
         )  # fmt: skip
         with new_name(each, 2) as name:
-            for trajectory in answers(correct):
-                add_trajectory(each.evaluation(2, name), trajectory, known)
+            write_trajectories(each.evaluation(2, name), answers(correct), known)
             store_evaluation(each, 2, AFTER, "condensegrpo eval")
     difference = compare_runs(runs).evaluations[-1].difference
     assert (difference.mean if difference else None) == mean
