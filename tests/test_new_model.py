@@ -1,5 +1,6 @@
 """Tokenizers and models made on the spot."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,15 @@ def test_too_many_words_are_refused() -> None:
 # --- bpe ------------------------------------------------------------------------------------------------------------
 
 
+@cache
+def cached_bpe() -> PreTrainedTokenizerFast:
+    return new_tokenizer(["a cat <b> 12"], kind="bpe", vocab_size=262)
+
+
 @given(st.text(max_size=40))
 @settings(max_examples=100)
 def test_any_text_survives_a_bpe_tokenizer(text: str) -> None:
-    tokenizer = new_tokenizer(["a cat <b> 12"], kind="bpe", vocab_size=262)
+    tokenizer = cached_bpe()
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 

@@ -415,7 +415,7 @@ def test_eager_attention_takes_more() -> None:
     assert part(planned(KEPT, "model.attention=eager"), "learning", "activations") > plain
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     stage=st.integers(0, 3),
     tokens=st.integers(40, 3000),

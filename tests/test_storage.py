@@ -134,7 +134,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
 # --- trajectories
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.builds(ScoredTrajectory.of, TRAJECTORIES, SCORES), max_size=3))
 def test_any_trajectory_reads_back_equal(every: list[ScoredTrajectory]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +164,7 @@ def episodes(draw: st.DrawFn) -> Trajectory:
     return trajectory(*played)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(episodes())
 def test_an_episode_reads_back_equal_whatever_its_turns_share(one: Trajectory) -> None:
     with tempfile.TemporaryDirectory() as folder:

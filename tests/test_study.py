@@ -186,7 +186,7 @@ def test_the_held_out_problems_of_pilots_are_not_those_of_the_study(tmp_path: Pa
     [("s1_writers", ("s1_summaries", "s2_lengths")), ("s2_precision", ("s1_summaries", "s2_lengths", "s1_writers"))],
 )
 def test_a_study_that_is_made_again_has_held_out_stories_of_its_own(again: str, earlier: tuple[str, ...]) -> None:
-    for arm in (0, -1):  # the last of s2_precision has other options of the task
+    for arm in (0, -1) if again == "s2_precision" else (0,):  # its last arm has other options of the task
         for name in earlier:
             check_fresh(first_run(again, arm), first_run(name))
 

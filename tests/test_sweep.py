@@ -28,7 +28,8 @@ question: Does it matter?
 config: quickstart
 seeds: [0, 1]
 overrides:
-  - "warm_start={steps: 4, turns_per_step: 16, probe_target: null}"
+  - model.new.layers=1
+  - "warm_start={steps: 2, turns_per_step: 4, probe_target: null}"
   - "train={steps: 2, problems_per_step: 2, samples_per_problem: 2, eval_every: 1, save_every: 1}"
   - evaluate.problems=4
   - "evaluate.variants={K=9: [task.options.min_ops=9, task.options.max_ops=9, rollout.limits.max_turns=11]}"
