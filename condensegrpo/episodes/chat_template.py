@@ -113,7 +113,7 @@ class ChatTemplate:
                 f"of text alone."
             )
         entries = [
-            self._entry(message, number, placed=number in placed, framed=framed)
+            self.entry(message, number, placed=number in placed, framed=framed)
             for number, message in enumerate(described, start=len(messages) - len(described))
         ]
         try:
@@ -183,7 +183,7 @@ class ChatTemplate:
     def _tried(self, *messages: Message) -> str | None:
         """What the template writes for a few messages; None: it refuses them."""
         try:
-            return self._written(messages, [self._entry(message) for message in messages], True)
+            return self._written(messages, [self.entry(message) for message in messages], True)
         except RolloutError:
             return None
 
@@ -192,7 +192,7 @@ class ChatTemplate:
         model = f" of {self._tokenizer.name_or_path}" if self._tokenizer.name_or_path else ""
         return f"rendering {len(messages)} messages ({roles}): the chat template{model}"
 
-    def _entry(self, message: Message, number: int = 0, *, placed: bool = False, framed: bool = False) -> Entry:
+    def entry(self, message: Message, number: int = 0, *, placed: bool = False, framed: bool = False) -> Entry:
         """A message as chat templates take it. Calls that the content already contains are not shown twice."""
         escape = self._encoder.escape
         before, after = (place(2 * number), place(2 * number + 1)) if framed else ("", "")
@@ -211,14 +211,14 @@ class ChatTemplate:
         if self.fields and message.reasoning:
             entry["reasoning_content"] = entry["thinking"] = escape(message.reasoning)
         if not framed and message.tool_calls and (self.fields or self._calls_beside(message)):
-            entry["tool_calls"] = self.calls(message.tool_calls)
+            entry["tool_calls"] = self._calls(message.tool_calls)
             if placed and self.fields:
                 arguments = {"a": content}
                 entry["content"] = ""
                 entry["tool_calls"][-1]["function"]["arguments"] = Arguments(arguments, f'{{"a": "{content}"}}')
         return entry
 
-    def calls(self, calls: Sequence[ToolCall]) -> list[Entry]:
+    def _calls(self, calls: Sequence[ToolCall]) -> list[Entry]:
         """Calls as chat templates take them."""
         return [{"id": call.id, "type": "function", "function": self._function(call)} for call in calls]
 

@@ -118,7 +118,7 @@ class FamilyRenderer(Renderer):
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         if not self._renders or any(message.media for message in messages):
             return super()._rendered(messages)
-        entries = [self._entry(message) for message in self._template.described(messages)]
+        entries = [self._template.entry(message) for message in self._template.described(messages)]
         try:
             ids = self._family.render_ids(entries, tools=self._template.tools, add_generation_prompt=True)
         except Exception as error:  # the boundary to the library
@@ -141,7 +141,7 @@ class FamilyRenderer(Renderer):
         """The ids that lead from a sampled reply to the next prompt, see ``Renderer``."""
         if self._renders and output_ids and not any(message.media for message in observations):
             opening = list((prompt_ids or self.prompt(context))[-OPENING:])
-            entries = [self._entry(message) for message in observations]
+            entries = [self._template.entry(message) for message in observations]
             bridged = self._family.bridge_to_next_turn(opening, list(output_ids), entries, tools=self._template.tools)
             if bridged is not None:
                 return tuple(bridged.token_ids[len(opening) + len(output_ids) :])
@@ -181,18 +181,6 @@ class FamilyRenderer(Renderer):
         """A reply as the library reads it."""
         opening = list(prompt_ids[-OPENING:])
         return self._family.parse_response(list(ids), tools=self._template.tools, prompt_ids=opening)
-
-    def _entry(self, message: Message) -> dict[str, object]:
-        """A message as the library takes it."""
-        escape = self.encoder.escape
-        entry: dict[str, object] = {"role": message.role, "content": escape(message.text)}
-        if message.reasoning:
-            entry["reasoning_content"] = escape(message.reasoning)
-        if message.role == "tool":
-            entry |= {"name": escape(message.name or ""), "tool_call_id": message.tool_call_id or ""}
-        if message.tool_calls:
-            entry["tool_calls"] = self._template.calls(message.tool_calls)
-        return entry
 
     def _read_back(self, text: str, before: str) -> ParsedReply:
         return self.parse(self.encoder.encode(text), self.encoder.encode(before))
