@@ -257,7 +257,7 @@ def test_partly_correct_is_not_correct() -> None:
     assert found["correct_with_negative_advantage"] == 0
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(rows(), max_size=12), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_any_number_of_ranks_in_any_order_says_the_same(batch: list[Credited], ranks: int, draw: random.Random) -> None:
     mixed = draw.sample(batch, len(batch))
@@ -265,7 +265,7 @@ def test_any_number_of_ranks_in_any_order_says_the_same(batch: list[Credited], r
     assert credit_metrics(gathered) == credit_metrics(batch)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(rows(), max_size=12))
 def test_every_figure_is_a_share_and_the_turns_add_up(batch: list[Credited]) -> None:
     found = credit_metrics(batch)
@@ -274,7 +274,7 @@ def test_every_figure_is_a_share_and_the_turns_add_up(batch: list[Credited]) -> 
     assert sum(by_turns) == pytest.approx(1) or not any(by_turns)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(rows(), max_size=12), st.sampled_from([2.0**-20, 0.5, 8.0]))
 def test_the_scale_of_weights_and_advantages_is_nobodys_business(batch: list[Credited], scale: float) -> None:
     scaled = [
@@ -301,7 +301,7 @@ def test_gini_of_the_docstring() -> None:
     assert gini([2, 1, 1]) == gini([1, 1, 2])
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(AMOUNTS, min_size=1, max_size=12))
 def test_gini_is_half_the_mean_difference_over_the_mean(values: list[float]) -> None:
     differences = math.fsum(abs(x - y) for x in values for y in values)
@@ -317,7 +317,7 @@ def test_gini_of_equal_values_is_zero_and_of_one_that_has_all_nearly_one(count: 
     assert gini([0.0] * (count - 1) + [size]) == pytest.approx((count - 1) / count)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(AMOUNTS, max_size=12), st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
 def test_gini_knows_neither_scale_nor_order(values: list[float], scale: float, draw: random.Random) -> None:
     scaled = [scale * value for value in draw.sample(values, len(values))]

@@ -121,7 +121,7 @@ def test_comparing_text_with_a_number_is_told(text: str) -> None:
         parse_where(text)(fields())
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.text(max_size=30)
     | st.lists(st.sampled_from([*FIELDS, "(", ")", "and", "not", "<", "in", "1", "'a'", ",", "[", "]"])).map(" ".join)

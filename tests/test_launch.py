@@ -72,7 +72,7 @@ def trained_steps(run: Path) -> list[int]:
 
 def test_a_job_that_gets_sigterm_saves_is_queued_again_and_finishes_the_run(tmp_path: Path, cluster: Slurm) -> None:
     script, run = tmp_path / "mine.sbatch", tmp_path / "runs/mine"
-    settings = ("train.steps=8", "train.problems_per_step=2", "train.save_every=0", f"runs_dir={run.parent}")
+    settings = ("train.steps=8", "train.save_every=0", f"runs_dir={run.parent}")
     launch("slurm", *SHORT, *settings, "--gpus", 0, "--out", script, "--submit")
     assert cluster.calls == [["sbatch", str(script)]]
     job = start(script, cluster.environment())

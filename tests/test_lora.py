@@ -284,7 +284,7 @@ def test_dropout_leaves_an_adapters_input_out_or_scales_it_and_never_the_bases()
             assert torch.equal(layer(x), x @ own.weight.T)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1])  # two ranks of test_checkpoint.py: 3
 def test_resume_with_adapters_and_dropout_continues_bit_equal(tmp_path: Path, stage: int) -> None:
     torch.manual_seed(5)
     batches = [micro_batches(rows(5, seed=step), 2) for step in range(4)]

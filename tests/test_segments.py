@@ -203,13 +203,13 @@ def episodes(draw: st.DrawFn) -> Trajectory:
     return trajectory(*turns)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(episodes())
 def test_every_sampled_token_is_trained_exactly_once_in_order(one: Trajectory) -> None:
     assert trained_ids(rows(one)) == [token for each in one.turns for token in each.output_ids]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(episodes())
 def test_a_trained_token_keeps_the_context_log_probability_and_credit_of_its_turn(one: Trajectory) -> None:
     # trl#5224, Agent-R1#30: rows rebuilt from text differ from what was sampled; here they are byte-identical

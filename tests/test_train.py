@@ -234,7 +234,7 @@ def test_a_run_that_is_resumed_for_fewer_steps_keeps_its_checkpoints_and_makes_t
 
 
 def test_a_run_of_no_steps_can_be_evaluated_and_shows_itself_to_programs(tmp_path: Path) -> None:
-    out = succeed("train", *TINY, "train.steps=0", f"runs_dir={tmp_path}", "name=none", "--json")
+    out = succeed("train", *TINY, "warm_start.steps=2", "train.steps=0", f"runs_dir={tmp_path}", "name=none", "--json")
     events = [json.loads(line) for line in out.splitlines()]
     assert {event["title"] for event in events if event["event"] == "phase"} >= {"evaluating held-out"}
     assert [event["step"] for event in events if event["event"] == "evaluation"] == [0]

@@ -90,10 +90,3 @@ def test_an_interrupt_ends_every_worker_after_its_test_and_its_fixtures(tmp_path
     assert process.returncode == 2
     assert (tmp_path / "stopped").exists()
     assert not (tmp_path / "after").exists()
-
-
-def test_a_number_of_workers_that_runs_nothing_is_refused(tmp_path: Path) -> None:
-    process = started(tmp_path, "--workers=-1", test_a="def test_a():\n    pass\n")
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 4
-    assert "--workers: found -1, give at least 1" in out
