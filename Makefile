@@ -29,7 +29,7 @@ test: install others vllm
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --workers 4
 
 # An hour of killed, stopped and starved runs; CHAOS_SECONDS is what each of six tests goes on for with other seeds.
-# `make test` spends half a minute on one round.
+# `make test` kills one run while it writes what was sampled ahead and its report.
 CHAOS_SECONDS ?= 450
 chaos: install vllm
 	OMP_NUM_THREADS=1 CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$$(date +%j) \

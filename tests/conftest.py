@@ -41,7 +41,6 @@ LONG = (
     "verifiers_task",
     "openenv",
     "agent",
-    "chaos",
     "cli",
     "inspect",
     "launch",

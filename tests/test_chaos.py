@@ -1,7 +1,7 @@
 """Runs that are killed in the middle of everything end as if nobody had touched them.
 
-`make test` kills one run three times here; `make chaos` spends an hour (CHAOS_SECONDS), with a new seed every round,
-on every kind of write, stops, full and slow disks, a long run, two ranks and vLLM.
+`make chaos` spends an hour (CHAOS_SECONDS), with a new seed every round, on every kind of write, stops, full and slow
+disks, a long run, two ranks and vLLM. `make test` kills the run of ``test_prefetching.py``.
 """
 
 import os
@@ -44,14 +44,11 @@ from condensegrpo.storage.run_folder import read_metrics
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))  # of every plan, beyond one round
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
-ONE_ROUND = (  # of kills in `make test`: what only this file tries
-    "checkpoint of the warm start",
-    "prefetched batches",
-    "report",
-)
-endurance = pytest.mark.skipif(not SECONDS, reason="takes long: `make chaos` runs it")
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="watching writes needs inotify (Linux)")
+pytestmark = [
+    pytest.mark.skipif(not SECONDS, reason="takes long: `make chaos` runs it"),
+    pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="watching writes needs inotify (Linux)"),
+]
 Undisturbed = Callable[[Plan], Path]
 Target = Callable[[psutil.Process], psutil.Process]
 
@@ -78,20 +75,11 @@ def seeds() -> Iterator[int]:
         yield seed
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        pytest.param(ONE_RANK, marks=endurance),
-        PREFETCHING,
-    ],
-    ids=lambda plan: plan.name,
-)
+@pytest.mark.parametrize("plan", [ONE_RANK, PREFETCHING], ids=lambda plan: plan.name)
 def test_killed_during_every_kind_of_write(plan: Plan, undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
         draw, folder = random.Random(seed), tmp_path / f"{seed}/run"
-        kinds = [
-            name for name in (WRITES if SECONDS else ONE_ROUND) if (plan, name) != (ONE_RANK, "prefetched batches")
-        ]
+        kinds = [name for name in WRITES if (plan, name) != (ONE_RANK, "prefetched batches")]
         hits = {name: disturbed(plan, folder, kill_at(name, draw)) for name in kinds}
         finish(plan, folder)
         print(f"{plan.name}, seed {seed}: kill -9 during {', '.join(name for name, hit in hits.items() if hit)}")
@@ -99,7 +87,6 @@ def test_killed_during_every_kind_of_write(plan: Plan, undisturbed: Undisturbed,
         assert all(hits.values()), hits
 
 
-@endurance
 def test_stopped_in_every_phase(undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
         draw, folder = random.Random(seed), tmp_path / f"{seed}/run"
@@ -109,7 +96,6 @@ def test_stopped_in_every_phase(undisturbed: Undisturbed, tmp_path: Path) -> Non
         assert_same_run(undisturbed(PREFETCHING), folder)
 
 
-@endurance
 def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed: Undisturbed, tmp_path: Path) -> None:
     kilobytes = 40
     with disk(tmp_path / "disk", kilobytes) as folder:
@@ -121,7 +107,6 @@ def test_a_full_disk_stops_a_run_with_advice_and_space_continues_it(undisturbed:
         assert_same_run(undisturbed(ONE_RANK), folder / "run")
 
 
-@endurance
 def test_a_read_only_disk_is_an_error_that_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 16384) as folder:
         assert disturbed(PREFETCHING, folder / "run", kill_at("published checkpoint", random.Random(SEED)))
@@ -134,7 +119,6 @@ def test_a_read_only_disk_is_an_error_that_changes_nothing(undisturbed: Undistur
         assert_same_run(undisturbed(PREFETCHING), folder / "run")
 
 
-@endurance
 def test_a_slow_disk_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -> None:
     slow = Plan("prefetching on a slow disk", (*PREFETCHING.settings, "trackers=[{name: tests/slow_disk.py:SlowDisk}]"))
     disturbed(slow, tmp_path / "run", kill_at("weights", random.Random(SEED)))
@@ -142,7 +126,6 @@ def test_a_slow_disk_changes_nothing(undisturbed: Undisturbed, tmp_path: Path) -
     assert_same_run(undisturbed(PREFETCHING), tmp_path / "run")
 
 
-@pytest.mark.skipif(not SECONDS, reason="two ranks take a new interpreter each time: `make chaos` runs it")
 @pytest.mark.parametrize("target", [itself, rank(0), rank(1)], ids=["launcher", "rank 0", "rank 1"])
 def test_killed_launchers_and_ranks(target: Target, undisturbed: Undisturbed, tmp_path: Path) -> None:
     for seed in seeds():
@@ -154,7 +137,6 @@ def test_killed_launchers_and_ranks(target: Target, undisturbed: Undisturbed, tm
 
 
 @needs_vllm
-@pytest.mark.skipif(not SECONDS, reason="a start of vLLM takes half a minute: `make chaos` runs it")
 @pytest.mark.parametrize("plan", [VLLM, VLLM_SERVERS], ids=lambda plan: plan.name)
 def test_killed_while_vllm_samples(plan: Plan, tmp_path: Path) -> None:
     """What vLLM samples depends on what it batches, so that no equal run is promised; that it ends is."""
@@ -168,7 +150,6 @@ def test_killed_while_vllm_samples(plan: Plan, tmp_path: Path) -> None:
 
 
 @needs_vllm
-@pytest.mark.skipif(not SECONDS, reason="a start of vLLM takes half a minute: `make chaos` runs it")
 def test_a_vllm_server_that_dies_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed = Disturbance("a server", WRITES["trajectories"], target=a_server)
@@ -176,7 +157,6 @@ def test_a_vllm_server_that_dies_is_replaced(tmp_path: Path) -> None:
     assert [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line] == [1, 2, 3, 4, 5, 6]
 
 
-@endurance
 def test_a_long_run_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resident memory, descriptors, threads and temporary files, from a fifth of the way on."""
     steps = 500

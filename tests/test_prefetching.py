@@ -1,6 +1,7 @@
 """Sampling beside the learner: real runs, killed and resumed, on one rank and on two ranks."""
 
 import json
+import random
 import shutil
 import signal
 import time
@@ -13,6 +14,7 @@ from typing import Any, cast
 import leaving
 import pytest
 import torch
+from chaos import PREFETCHING, disturbed, kill_at
 from command import TINY, start, succeed, succeed_on_two_ranks
 from metrics_page import missing, unexplained
 from runs import assert_equal_runs, first_update, from_the_start_of, one_step, sampled, wait_for
@@ -97,20 +99,26 @@ def test_trajectories_keep_every_invariant(finished: Path) -> None:
     assert succeed("inspect-trajectory", str(finished), "--check").count("no breach") == 4 + 3  # steps, evaluations
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="watching writes needs inotify (Linux)")
 def test_a_run_stopped_and_killed_goes_on_with_the_batch_that_was_sampled_ahead(finished: Path, begun: Path) -> None:
-    """Sampled anew it would be of newer weights: the run would go another way."""
-    process = start("train", "--resume", str(begun), "train.save_every=0", "train.save_in_background=true")
+    """Sampled anew it would be of newer weights: the run would go another way. `make chaos` kills in all writes."""
+    process = start("train", "--resume", str(begun), "train.save_in_background=true")
     wait_for(begun / "trajectories/step_000001.parquet", process)  # while step 1 is learned and batch 2 sampled
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, out + err
-    process = start("train", "--resume", str(begun), "train.save_every=2", "train.save_in_background=false")
+    draw = random.Random(0)
+    assert disturbed(PREFETCHING, begun, kill_at("prefetched batches", draw))
+    process = start("train", "--resume", str(begun), "train.save_in_background=false")
     wait_for(begun / "trajectories/step_000003.parquet", process)  # taken after the checkpoint of step 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert "resumed after step 2" in succeed("train", "--resume", str(begun))
+    assert disturbed(PREFETCHING, begun, kill_at("report", draw))
+    succeed("train", "--resume", str(begun))
+    assert "resumed after step 2" in (begun / "log.txt").read_text(encoding="utf-8")
     assert_equal_runs(finished, begun)
     assert versions(begun, 3) == {1}
+    assert (begun / "report.html").is_file()
 
 
 def test_two_ranks_sample_ahead_what_one_does_and_go_on(finished: Path, tmp_path: Path) -> None:
