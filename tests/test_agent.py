@@ -326,7 +326,7 @@ def test_the_function_of_the_guide_is_played(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_the_guide_trains(tmp_path: Path) -> None:
-    """Two steps; a random policy gets a reward for what it says, so that there is something to learn."""
+    """A random policy gets a random reward, so that there is something to learn."""
     files(tmp_path)
     rows(tmp_path)
     make_model(tmp_path / "model", steps=20)
@@ -339,14 +339,13 @@ def test_the_configuration_of_the_guide_trains(tmp_path: Path) -> None:
         f"task.options.outcome=[python3, -c, '{script}']",
         "reward.name=environment",
         "rollout.limits={max_turns: 12, max_context_tokens: 1000, max_output_tokens: 24}",
-        "train={steps: 2, problems_per_step: 1, samples_per_problem: 2, eval_every: 0, eval_on_start: false}",
+        "train={steps: 1, problems_per_step: 1, samples_per_problem: 2, eval_every: 0, eval_on_start: false}",
         "evaluate.problems=1",
         "learner.threads=1",
         cwd=tmp_path,
     )
     lines = [line for line in read_metrics(tmp_path / "runs/counter/metrics.jsonl") if "rows" in line]
-    assert [line["step"] for line in lines] == [1, 2]
-    assert any(line["grad_norm"] > 0 for line in lines)
+    assert [(line["step"], line["grad_norm"] > 0) for line in lines] == [(1, True)]
 
 
 def numbered() -> Callable[[str], str]:
@@ -795,7 +794,7 @@ def test_an_endpoint_without_a_socket_or_cancelled_as_it_closes_is_cleaned_up(mo
     asyncio.run(scenario())
 
 
-def test_thirty_two_agents_that_crash_flood_hang_and_call_after_their_end_leave_nothing(tmp_path: Path) -> None:
+def test_sixteen_agents_that_crash_flood_hang_and_call_after_their_end_leave_nothing(tmp_path: Path) -> None:
     """Half are programs, one of which leaves a process that has a session of its own; some are cancelled."""
     before = listening()
     ended: list[tuple[str, str]] = []
@@ -822,11 +821,11 @@ def test_thirty_two_agents_that_crash_flood_hang_and_call_after_their_end_leave_
     async def all_of_them() -> list[Any]:
         played = [
             asyncio.create_task(plays(tasks[number % len(tasks)], counts if number % len(tasks) != 1 else numbered()))
-            for number in range(32)
+            for number in range(16)
         ]
         hanging = played[2 :: len(tasks)]
         await asyncio.wait(set(played) - set(hanging))
-        assert [(await ask(*address, [user("late")]))[0] for address in ended] == [401] * 4
+        assert [(await ask(*address, [user("late")]))[0] for address in ended] == [401] * 2
         for each in hanging:
             each.cancel()
         results = await asyncio.gather(*played, return_exceptions=True)
@@ -835,7 +834,7 @@ def test_thirty_two_agents_that_crash_flood_hang_and_call_after_their_end_leave_
 
     results = asyncio.run(all_of_them())
     outcomes = [each.outcome if isinstance(each, Trajectory) else str(type(each).__name__) for each in results]
-    assert outcomes == [None, 5.0, "CancelledError", 1.0, 1.0, 1.0, 1.0, 1.0] * 4, results
+    assert outcomes == [None, 5.0, "CancelledError", 1.0, 1.0, 1.0, 1.0, 1.0] * 2, results
     own = {each.pid for each in psutil.Process().children(recursive=True)}
     lines = {each: each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])}  # none of a zombie
     left = [

@@ -358,7 +358,7 @@ def solver(*, data, tool_format):
 """
 
 
-def test_agents_of_both_apis_train_for_three_steps(tmp_path: Path) -> None:
+def test_agents_of_both_apis_train(tmp_path: Path) -> None:
     (tmp_path / "solver.py").write_text(SOLVER, encoding="utf-8")
     make_model(tmp_path / "model", steps=20)
     config = {
@@ -370,15 +370,14 @@ def test_agents_of_both_apis_train_for_three_steps(tmp_path: Path) -> None:
         },
         "reward": {"name": "environment"},
         "algorithm": {"advantage": {"estimator": "grpo"}},
-        "train": {"steps": 3, "problems_per_step": 2, "samples_per_problem": 3, "eval_every": 0},
-        "evaluate": {"problems": 2},
+        "train": {"steps": 1, "problems_per_step": 2, "samples_per_problem": 3, "eval_every": 0},
+        "evaluate": {"problems": 1},
         "learner": {"threads": 1},
     }
     (tmp_path / "apis.yaml").write_text(json.dumps(config), encoding="utf-8")
     succeed("train", "apis.yaml", cwd=tmp_path)
     lines = [line for line in read_metrics(tmp_path / "runs/apis/metrics.jsonl") if "rows" in line]
-    assert all("grad_norm" in line for line in lines), lines
-    assert [line["grad_norm"] > 0 for line in lines] == [True, True, True]
-    assert [line["turns"] for line in lines] == [2.0, 2.0, 2.0]
-    rewrites = [line.get("condensations", 0.0) for line in lines]
-    assert rewrites == [0.0, 0.0, 0.0]
+    (line,) = lines
+    assert line["grad_norm"] > 0
+    assert line["turns"] == 2.0
+    assert line.get("condensations", 0.0) == 0.0

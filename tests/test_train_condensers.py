@@ -132,12 +132,13 @@ def options_of(name: str, template: Path) -> dict[str, Any]:
     return chosen() if callable(chosen) else chosen
 
 
-@pytest.mark.parametrize("name", ["anchors", *TRAINED])  # last_k: test_train.py; attention: below
+# last_k: test_train.py; attention: below; summary: as a stage
+@pytest.mark.parametrize("name", ["anchors", "summary_model", "pipeline"])
 def test_two_steps_with_a_condenser_train_every_sampled_token_once(
     name: str, model: Path, template: Path, tmp_path: Path
 ) -> None:
     listening = Listening()
-    shared = ("algorithm.aggregation.summary_share=0.5",) if name == "summary" else ()
+    shared = ("algorithm.aggregation.summary_share=0.5",) if name == "pipeline" else ()
     folder = run(config(name, options_of(name, template), model, tmp_path, "train.steps=2", *shared), listening)
     lines = {int(line["step"]): line for line in read_metrics(folder.metrics) if "groups_dropped" in line}
     assert set(lines) == {1, 2}
@@ -149,12 +150,12 @@ def test_two_steps_with_a_condenser_train_every_sampled_token_once(
         credit = read_credit(folder.credit(step))
         learning = [one.trajectory for one in found if any(credit[one.trajectory.id].advantages)]
         assert lines[step].get("tokens", 0) == sum(one.output_tokens for one in learning), "each exactly once"
-    if name in ("summary", "pipeline"):
+    if name == "pipeline":
         wrote = [turn for turn in turns if turn.kind == "condense"]
         assert wrote
         assert sum(line.get("summaries", 0) for line in lines.values()) > 0
         assert any(line.get("weight/summaries", 0) > 0 for line in lines.values())
-        assert name != "summary" or lines[1]["weight/summaries"] == pytest.approx(0.5)
+        assert lines[1]["weight/summaries"] == pytest.approx(0.5)
     if name == "summary_model":
         assert all(line["condenser/calls"] == line["condenser/refused"] for line in lines.values())
         assert "condensegrpo inspect says why" in next(text for text in listening.said if "condenser/refused: " in text)
