@@ -697,7 +697,7 @@ def test_every_step_is_sampled_with_the_learners_weights_also_the_first_after_a_
 
     The step before the resume is sampled by transformers.
     """
-    learns = ("model.new.layers=2", "warm_start={steps: 60, turns_per_step: 64, probe_target: null}")  # in every step
+    learns = ("model.new.layers=2", "warm_start={steps: 30, turns_per_step: 64, probe_target: null}")  # in every step
     settings = ("train.eval_every=0", "learner.optimiser.lr=0.003", f"runs_dir={tmp_path}", "name=run")
     run = trained(prepared(*TINY[1:], *learns, *settings, "train.steps=1"))
     trained(prepared("sampler.name=vllm", "train.steps=3", continued=run))
