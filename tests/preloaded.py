@@ -32,7 +32,7 @@ import condensegrpo.training.train
 PIL.Image.init()  # its plug-ins, which the first picture would import
 get_checkpoint_conversion_mapping("qwen3")  # 0.1 s, cached
 condensegrpo.tasks.ledger.Ledger().problems("eval")  # the quickstart's: 0.2 s, cached
-condensegrpo.core.plugins.installed("tasks")  # entry points of all packages: 0.1 s, cached for this search path
+condensegrpo.core.plugins.installed("tasks")  # reads the entry points of all packages, cached for this search path
 
 # deepspeed.initialize imports them, the second under ZeRO 1 to 3 with torch's compiler: 1 s. Last: train chose device
 import deepspeed.module_inject.auto_ep_layer
