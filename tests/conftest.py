@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 import torch
@@ -108,7 +109,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if session.config.getoption("workers"):
         with warnings.catch_warnings(action="ignore"):  # torch uses what it deprecates
-            import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  only loaded, with torch's compiler
+            import_module("condensegrpo.learner.deepspeed_import")  # else DeepSpeed prints which device it found
+            import_module("deepspeed.runtime.zero.muon.muon_optimizer")  # brings torch's compiler
     gc.collect()
     resume_collections()
     global _objects
