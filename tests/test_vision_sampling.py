@@ -63,6 +63,9 @@ class World:
         return torch.stack([layer[0].mean(dim=0) for layer in found[:2]]).mean(dim=0)
 
 
+SOME = ("qwen3_vl", "idefics3")  # for what does not depend on the family: features in the layers, and tiles
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp(request.param)
@@ -128,6 +131,7 @@ def test_the_next_turn_computes_only_what_is_new_and_sees_the_new_picture(world:
     sampler.close()
 
 
+@pytest.mark.parametrize("world", SOME, indirect=True)
 def test_another_picture_behind_equal_ids_is_another_prompt(world: World) -> None:
     ids, media = world.prompt(4, -3, 5)
     others = world.prompt(4, -4, 5)
@@ -142,6 +146,7 @@ def test_another_picture_behind_equal_ids_is_another_prompt(world: World) -> Non
     sampler.close()
 
 
+@pytest.mark.parametrize("world", SOME, indirect=True)
 def test_pictures_that_do_not_fit_the_prompt_are_refused(world: World) -> None:
     sampler = world.sampler()
     ids, media = world.prompt(4, -1, 6)
@@ -153,6 +158,7 @@ def test_pictures_that_do_not_fit_the_prompt_are_refused(world: World) -> None:
     sampler.close()
 
 
+@pytest.mark.parametrize("world", SOME, indirect=True)
 def test_text_alone_needs_no_media(world: World) -> None:
     sampler = TransformersSampler(str(world.folder), device="cpu")
     ids, _ = world.prompt(4, 5, 6, 7)
@@ -204,6 +210,7 @@ def test_attention_to_pictures_is_that_of_output_attentions_and_the_sampler_goes
     sampler.close()
 
 
+@pytest.mark.parametrize("world", SOME, indirect=True)
 def test_a_unit_is_scored_by_the_patches_of_its_picture(world: World) -> None:
     def shown(turn: int, number: int) -> Unit:
         part = MediaPart(sha256=world.pictures[number], type="image/png")
@@ -226,6 +233,7 @@ def test_a_unit_is_scored_by_the_patches_of_its_picture(world: World) -> None:
     sampler.close()
 
 
+@pytest.mark.parametrize("world", SOME, indirect=True)
 def test_pictures_are_no_part_of_the_question(world: World) -> None:
     picture = MediaPart(sha256=world.pictures[0], type="image/png")
     asked = Message(role="user", content=(TextPart(text="what is there ?"), picture))
