@@ -1,4 +1,4 @@
-"""Trains every shipped recipe two steps in one process, small: ``python train_recipes.py FOLDER NAME…``."""
+"""Trains every shipped recipe a step in one process, small: ``python train_recipes.py FOLDER NAME…``."""
 
 import sys
 import traceback
