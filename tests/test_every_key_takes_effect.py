@@ -155,7 +155,9 @@ def described(value: object, depth: int = 0) -> object:
     deeper = partial(described, depth=depth + 1)
     if isinstance(value, Mapping):
         return {str(key): deeper(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted(map(deeper, value), key=str)  # equal sets may be in other orders
+    if isinstance(value, list | tuple):
         return [deeper(item) for item in value]
     if isinstance(value, partial):
         return [deeper(value.func), deeper(value.args), deeper(value.keywords)]
