@@ -148,11 +148,13 @@ def other(key: str, annotation: object, value: object, folder: Path) -> str:
     return str(value + 1 if key == "algorithm.importance.cap" else value / 2 or 0.5)
 
 
-def described(value: object, depth: int = 0) -> object:
-    """Everything that a value holds, as plain values: equal exactly if nothing in it differs."""
-    if depth > 12 or isinstance(value, str | int | float | bool | bytes | Enum | type | Path) or value is None:
+def described(value: object, above: tuple[object, ...] = ()) -> object:
+    """Everything that a value, which ``above`` hold, holds: plain values, equal exactly if nothing in it differs."""
+    if len(above) > 12 or isinstance(value, str | int | float | bool | bytes | Enum | type | Path) or value is None:
         return value
-    deeper = partial(described, depth=depth + 1)
+    if any(value is each for each in above):  # such as a renderer among those by tools
+        return type(value).__name__
+    deeper = partial(described, above=(*above, value))
     if isinstance(value, Mapping):
         return {str(key): deeper(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
