@@ -46,7 +46,7 @@ class Plan:
         assert not folder.exists() or not any(folder.iterdir()), f"{folder} has no configuration to resume with"
         shutil.rmtree(folder, ignore_errors=True)
         # it takes more than a second, after which it saves checkpoints
-        slow = ("warm_start.steps=80", "warm_start.turns_per_step=16")
+        slow = ("warm_start.steps=240", "warm_start.turns_per_step=16")
         sizes = ("train.problems_per_step=2", f"train.steps={STEPS}", "train.keep_checkpoints=2")
         settings = (*TINY, *slow, *sizes, *self.settings)
         return start("train", *settings, f"runs_dir={folder.parent}", f"name={folder.name}", launcher=self.launcher)
