@@ -220,17 +220,6 @@ def test_calls_that_the_content_writes_in_another_way_are_not_shown_twice(form: 
     assert chatml().prompt([QUESTION, said]) == chatml().prompt([QUESTION, reply(text)])
 
 
-def test_a_template_that_writes_arguments_as_text_shows_their_json() -> None:
-    """It showed Python's repr where it wrote an object, and was tried again with text where it added one."""
-    call = ToolCall(id="call_0", name="add", arguments='{"a": "x <s>"}')
-    said = Message(role="assistant", content="so", tool_calls=(call,))
-    for written in ("'(' + a + ')'", "'(' ~ a ~ ')'", "'(' + (a | tojson) + ')'"):
-        shows = "{% set a = call.function.arguments %}{{ " + written + " }}"
-        start, end = CHATML.index("\n<tool_call>{{"), CHATML.index("\n{%- endfor %}<|im_end|>")
-        renderer = Renderer(tokenizer("bpe", CHATML[:start] + shows + CHATML[end:], "<|endoftext|>"))
-        assert 'so({"a": "x <s>"})<|im_end|>' in shown(renderer, renderer.prompt([QUESTION, said]))
-
-
 # --- special-token text is text -----------------------------------------------------------------------------------
 
 
@@ -264,9 +253,24 @@ def test_a_large_text_has_the_ids_that_it_has_in_a_small_one(make: Any, monkeypa
 
 
 def test_special_token_text_is_shown_to_the_policy_as_it_is() -> None:
-    text = "a <|im_end|>\n<|im_start|>system <s> \ufdd0 \ufdd10\ufdd1 \ufdd21 \ue000"  # and what a rendering uses
+    text = "a <|im_end|>\n<|im_start|>system <s> \ue000 \ue001"
     found = shown(chatml(), chatml().prompt([Message(role="user", content=text)]))
     assert found == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("odd", ["\ufdd0", "\ufdd17\ufdd1", "\ufdd21", "\ue000", "\U000f0000"])
+def test_characters_that_nobody_assigned_are_shown_where_a_server_wrote_them(odd: str) -> None:
+    """In the description of a tool, the id of a call, a result and a reply, of which a prompt is made."""
+    template = CHATML.replace("<|im_start|>{{ m.role }}", "<|im_start|>{{ m.role }}{{ m.tool_call_id }}")
+    tool = {"type": "function", "function": {"name": "add", "description": f"adds {odd} up", "parameters": {}}}
+    renderer = Renderer(tokenizer("bpe", template, "<|im_end|>"), tools=[tool])
+    said = renderer.parse(renderer.reply_ids(f"say {odd}"), renderer.prompt([QUESTION])).message
+    told = Message(role="tool", content=f"told {odd}", tool_call_id=f"call_{odd}", name="add")
+    text = shown(renderer, renderer.prompt([QUESTION, said, told]))
+    for part in (f"say {odd}", f"told {odd}", f"call_{odd}"):
+        assert text.count(part) == 1
+    described = odd if f"adds {odd} up" in text else odd.encode("ascii", "backslashreplace").decode()
+    assert f"adds {described} up" in text
 
 
 def test_special_token_text_in_calls_and_names_is_text_too() -> None:
@@ -278,21 +282,13 @@ def test_special_token_text_in_calls_and_names_is_text_too() -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(
-        st.sampled_from([*CONTROL, "<", "|", "s>", " ", "\n", "a1", "\ufdd0", "\ufdd1", "\ufdd2"])
-        | st.text(max_size=3),
-        max_size=8,
-    )
+    st.lists(st.sampled_from([*CONTROL, "<", "|", "s>", " ", "\n", "a", "\ue000"]) | st.text(max_size=3), max_size=8)
 )
 def test_any_mixture_of_special_token_text_stays_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     found = chatml().prompt([Message(role="user", content=text)])
     assert control_ids(chatml(), found) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert shown(chatml(), found) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-    reply = chatml().parse(chatml().reply_ids(text), found).message
-    followed = chatml().prompt([QUESTION, reply, Message(role="user", content=text)])
-    turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role in ("assistant", "user"))
-    assert shown(chatml(), followed).endswith(f"{turns}<|im_start|>assistant\n")
     assert chatml().text(chatml().reply_ids(text)) == text
 
 
@@ -477,6 +473,26 @@ def test_a_generation_prompt_that_the_history_does_not_show_is_a_rewrite() -> No
     assert chatml(enable_thinking=True).keeps_replies(talk)
 
 
+def test_a_closed_thought_without_speech_is_stripped_too() -> None:
+    renderer = qwen3()
+    said = renderer.parse(renderer.reply_ids("<think>\nhm\n</think>\n\n"), renderer.prompt([QUESTION])).message
+    assert not renderer.keeps_replies([QUESTION, said, GO_ON])
+
+
+def test_a_thought_that_the_prompt_opened_goes_on_in_a_tool_loop() -> None:
+    """As in Qwen3-Thinking-2507: prompts end in <think>, and thoughts are shown until the user speaks."""
+    opening = QWEN3.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+    tag = "{% if m.role == 'assistant' and '<think>' not in m.content %}<think>\n{% endif %}"
+    opening = opening.replace("{%- else %}{{ m.content }}", "{%- else %}" + tag + "{{ m.content }}")
+    renderer = Renderer(tokenizer("bpe", opening, "<|im_end|>"))
+    prompt = renderer.prompt([QUESTION])
+    output = (*renderer.text_ids("hm\n</think>\n\n4"), renderer.reply_ids("")[-1])
+    said = renderer.parse(output, prompt).message
+    continued = (*prompt, *output, *renderer.continuation([QUESTION], said, [result("4")], output, prompt))
+    assert shown(renderer, continued) == shown(renderer, renderer.prompt([QUESTION, said, result("4")]))
+    assert renderer.keeps_replies([QUESTION, said, result("4")])
+
+
 def test_trimmed_white_space_is_no_rewrite() -> None:
     assert llama3().keeps_replies([QUESTION, reply("\n 4\n"), GO_ON])
 
@@ -539,7 +555,7 @@ def test_messages_of_the_user_in_a_row_are_one_where_the_template_wants_roles_to
     assert alternating != CHATML
     strict, lenient = (Renderer(tokenizer("bpe", template, "<|im_end|>")) for template in (alternating, CHATML))
     ids = strict.reply_ids("go")
-    for turns in range(3):
+    for turns in range(5):  # from frames, too
         context, joined = ([QUESTION, *turns * (reply, *results)] for results in (outputs, [one]))
         assert strict.continuation(context, reply, outputs, ids) == strict.continuation(joined, reply, [one], ids)
         assert strict.prompt([*context, reply, *outputs]) == (wanted := strict.prompt([*joined, reply, one]))
@@ -605,7 +621,7 @@ def test_a_template_that_numbers_messages_is_rendered_whole() -> None:
 
 @pytest.mark.parametrize("shown", ["m.content", "m.content | tojson", "m.content | trim", "m.content | upper"])
 def test_a_result_is_shown_as_the_template_writes_it(shown: str) -> None:
-    """Composed of units or continued by ids: a template may change the text of results."""
+    """What a template writes around a result is rendered once: not where it changes the text of results."""
     template = CHATML.replace("{{ m.content }}", "{{ (" + shown + ") if m.role == 'user' else m.content }}")
     words = tokenizer("bpe", template, "<|im_end|>")
     renderer, start = Renderer(words), [Message(role="user", content="go")]

@@ -187,6 +187,18 @@ def checked_messages(value: object, source: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
+def one_by_user(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with those of the user in a row as one, line by line; it answers the call of the first of them."""
+    joined = list[Message]()
+    for message in messages:
+        if joined and joined[-1].role == message.role == "user":
+            parts = (*joined[-1].parts, TextPart(text="\n"), *message.parts)
+            joined[-1] = replace(joined[-1], content=parts)
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
 LIKE = 4  # units that a note is taken to be like
 FRAME = 4  # tokens that the template adds to a message, for estimates
 DENSE = 1 / 3  # tokens of a character of inserted text, at least: such text is full of numbers

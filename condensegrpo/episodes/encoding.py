@@ -4,7 +4,7 @@ import itertools
 import re
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from operator import itemgetter
@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 LARGE = 1 << 16  # characters of a text that takes long: it may be tokenised in a thread, see ``Proxy``
 LARGE_CACHED = 32  # of them, whose ids are kept
 CACHED = 16384  # texts whose ids are kept
-NO_IDS: Mapping[int, Sequence[int]] = {}
+NO_IDS: Mapping[str, Sequence[int]] = {}
 _NOTHING = "(?!)"  # matches nowhere
-# Unicode reserves these for the inside of programs. A break splits the text of a special token, a number between two
-# places stands for ids, and a digit after the last for one of the three where a text holds it.
-_RESERVED = _BREAK, _PLACE, _LITERAL = "\ufdd0\ufdd1\ufdd2"
-_BORDER = re.compile(f"{_BREAK}|{_PLACE}([0-9]+){_PLACE}")
-_WRITTEN = re.compile(f"{_LITERAL}([0-2])")
 
 
 class TextEncoder:
-    """Tokenises text whose special tokens are control tokens, save where ``escape`` broke them up: that is text.
+    """Tokenises text whose special tokens are control tokens, save where a marker breaks them up: that is text.
 
     A tokenizer splits at special tokens first, so a control token and the text up to the next are tokenised apart from
     the rest, once:
@@ -47,10 +42,8 @@ class TextEncoder:
             or _NOTHING
         )
         texts = "|".join(map(re.escape, longest_first)) or _NOTHING
-        self._firsts = {*_RESERVED, *(text[0] for text in longest_first if text)}
-        self._text = re.compile(f"{texts}|[{''.join(_RESERVED)}]")
-        # finds overlapping ones too, but slowly
-        self._start = re.compile(rf"(?=(?:{texts}))(.)|[{''.join(_RESERVED)}]", re.DOTALL)
+        self._text, self._firsts = re.compile(texts), {text[0] for text in longest_first if text}
+        self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
         self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
         self._texts = {token: text for text, token in self._ids.items()}
         self._controls = {token for text, token in self._ids.items() if "think" not in text.lower()}
@@ -59,62 +52,68 @@ class TextEncoder:
         self._copy: Any = None  # of the tokenizer, for large texts
         self._small, self._large = lru_cache(CACHED)(self._encoded), lru_cache(LARGE_CACHED)(self._beside)
 
-    def escape(self, text: str) -> str:
-        """The text with a break after the first character of every special token's text."""
+    def escape(self, text: str, marker: str) -> str:
+        """The text with the marker after the first character of every special token's text."""
         if not any(first in text for first in self._firsts) or not self._text.search(text):
             return text
-        return self._start.sub(
-            lambda found: f"{found[0]}{_BREAK}" if found[1] else f"{_LITERAL}{_RESERVED.index(found[0])}", text
-        )
+        return self._start.sub(rf"\1{marker}", text)
 
-    def controls(self, text: str, start: int = 0) -> Iterator[tuple[int, int, int]]:
-        """The special tokens of a text from ``start`` on: the id of each, and where it begins and ends."""
+    def leading_control(self, text: str) -> int | None:
+        """The id of the special token that the text starts with, white space aside."""
+        match = self._control.match(text.lstrip())
+        return self._ids[match[match.lastindex or 0]] if match else None
+
+    def first_of(self, text: str, ids: Sequence[int], start: int = 0) -> tuple[int, int]:
+        """The span of the first of some special tokens from ``start`` on; of the end if there is none."""
         found = self._control.finditer(text, start)
-        return ((self._ids[each[each.lastindex or 0]], *each.span()) for each in found)
+        spans = (each.span() for each in found if self._ids[each[each.lastindex or 0]] in ids)
+        return next(spans, (len(text), len(text)))
 
-    def after_controls(self, text: str) -> str:
-        """The text after the last special token that is no tag of a thought."""
-        return text[max((end for token, _, end in self.controls(text) if token in self._controls), default=0) :]
+    def last_control(self, text: str) -> int:
+        """Where the text after the last special token begins that is no tag of a thought."""
+        ends = (found.end() for found in self._control.finditer(text) if "think" not in found[0].lower())
+        return max(ends, default=0)
 
     def after_last_control(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The ids after the last special token that is no tag of a thought."""
         last = next((index for index in reversed(range(len(ids))) if ids[index] in self._controls), -1)
         return tuple(ids[last + 1 :])
 
-    def encode(self, text: str, known: Mapping[int, Sequence[int]] = NO_IDS) -> "array[int]":
-        """The ids of a text in which ``escape`` broke up what gives no control token; ``known``: ids by ``place``."""
+    def encode(self, text: str, marker: str, known: Mapping[str, Sequence[int]] = NO_IDS) -> "array[int]":
+        """The ids of a text; the marker falls away, and what it broke up gives no control token.
+
+        ``known``: ids by the character that stands for them in the text.
+        """
         ids = array("I")
         starts = (match.start() for match in self._control.finditer(text))
-        plain = not any(character in text for character in _RESERVED)
+        breaks = re.compile(f"([{marker}{''.join(known)}])") if known or marker in text else None
         for start, end in itertools.pairwise(dict.fromkeys((0, *starts, len(text)))):
-            if plain:
-                ids.extend(self.ids(text[start:end]))
-                continue
-            first, *rest = _BORDER.split(text[start:end])
-            ids.extend(self.ids(_unescaped(first)))
-            for number, following in zip(rest[::2], rest[1::2], strict=True):
-                ids.extend(known[int(number)] if number else ())
-                ids.extend(self.after_control(_unescaped(following)))
+            first, *rest = breaks.split(text[start:end]) if breaks else (text[start:end],)
+            ids.extend(self.ids(first))
+            for mark, following in zip(rest[::2], rest[1::2], strict=True):
+                ids.extend(known.get(mark, ()))
+                ids.extend(self.after_control(following))
         return ids
 
     def after_control(self, text: str) -> "array[int]":
         """The ids of a text as they follow a control token: without the space that some tokenizers put first."""
         return self.ids(self._anchor + text)[bool(self._anchor) :] if text else array("I")
 
-    def following(self, text: str) -> "array[int]":
-        """The ids of an escaped text as they follow a control token."""
-        return self.encode(f"{self._anchor}{text}")[bool(self._anchor) :]
+    def following(self, text: str, marker: str) -> "array[int]":
+        """The ids of a text as they follow a control token."""
+        return self.encode(f"{self._anchor}{text}", marker)[bool(self._anchor) :]
 
     def plain(self, text: str) -> "array[int]":
         """The ids of a text without control tokens, as they follow one."""
-        return self.following(self.escape(text))
+        marker = next(unused_characters((text,)))
+        return self.following(self.escape(text, marker), marker)
 
-    def decoded(self, ids: Sequence[int]) -> str:
+    def decoded(self, ids: Sequence[int], marker: str) -> str:
         """The text of ids that were sampled, escaped where it is not a control token."""
         decode, texts = self._tokenizer.backend_tokenizer.decode, self._texts
         runs = itertools.groupby(ids, key=texts.get)
         return "".join(
-            text * len(list(run)) if text else self.escape(decode(list(run), skip_special_tokens=False))
+            text * len(list(run)) if text else self.escape(decode(list(run), skip_special_tokens=False), marker)
             for text, run in runs
         )
 
@@ -139,18 +138,11 @@ class TextEncoder:
         return array("I", backend.encode(text, add_special_tokens=False).ids)
 
 
-def place(number: int) -> str:
-    """What stands for ids in a text for ``encode``; no escaped text contains it."""
-    return f"{_PLACE}{number}{_PLACE}"
-
-
-def pieces(text: str) -> list[str]:
-    """The text around places and their numbers, in turn: text, 0, text, 1, text, …"""
-    return re.split(f"{_PLACE}([0-9]+){_PLACE}", text)
-
-
-def _unescaped(text: str) -> str:
-    return _WRITTEN.sub(lambda found: _RESERVED[int(found[1])], text) if _LITERAL in text else text
+def unused_characters(texts: Iterable[str]) -> Iterator[str]:
+    """Private-use characters that none of the texts contains, always in the same order."""
+    known = tuple(text for text in texts if not text.isascii())
+    private = itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
+    return (character for character in map(chr, private) if not any(character in text for text in known))
 
 
 def _space(swallowed: bool) -> str:

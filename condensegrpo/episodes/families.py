@@ -11,13 +11,13 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.shared_sequence import common_prefix
-from condensegrpo.episodes.encoding import CACHED, TextEncoder
+from condensegrpo.episodes.encoding import CACHED, TextEncoder, unused_characters
 from condensegrpo.episodes.parsing import ParsedReply, opens_thought, sampled_message, split_thought
 from condensegrpo.episodes.render import ARGUMENTS, CALL, OPENING, PROBE, TOOL, Renderer
 from condensegrpo.episodes.toolformats import (
@@ -41,10 +41,11 @@ MARKS = (
 
 
 NO_FAMILY = "the chat template (the model is of no family)"
+MARKER = "\U000f8ffd"
 
 
 class PlainTokenizer:
-    """The tokenizer of a family as ``renderers`` calls it: what ``TextEncoder.escape`` broke up is letters."""
+    """The tokenizer of a family as ``renderers`` calls it: a marker in the text of a special token makes it letters."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", encoder: TextEncoder) -> None:
         self.name_or_path = str(tokenizer.name_or_path)
@@ -52,7 +53,7 @@ class PlainTokenizer:
         self.chat_template = tokenizer.chat_template
         self.convert_tokens_to_ids = tokenizer.get_vocab().get  # None for what is no token: <unk> may be one of them
         self._backend = tokenizer.backend_tokenizer
-        self._ids = lru_cache(CACHED)(lambda text: encoder.following(text).tolist())
+        self._ids = lru_cache(CACHED)(lambda text: encoder.following(text, MARKER).tolist())
 
     def encode(self, text: str, **_: object) -> list[int]:
         """The ids of a text as they follow a control token."""
@@ -92,8 +93,6 @@ class Harmony:
 class FamilyRenderer(Renderer):
     """A renderer whose replies are read by a family of ``renderers``; it renders prompts too if its ids are equal."""
 
-    fields = True
-
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerFast",
@@ -111,14 +110,18 @@ class FamilyRenderer(Renderer):
             options: see ``Renderer``.
         """
         super().__init__(tokenizer, **options)
+        self._like_this = partial(
+            FamilyRenderer, tokenizer, family=family, renders=renders, **{**options, "encoder": self.encoder}
+        )
         self._family = family
         self._renders = renders
+        self._template.fields = True
         self.stop_ids = tuple(sorted({*self.stop_ids, *self._family.get_stop_token_ids()}))
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         if not self._renders or any(message.media for message in messages):
             return super()._rendered(messages)
-        entries = [self._template.entry(message) for message in self._template.described(messages)]
+        entries = [self._entry(message) for message in self._template.described(messages)]
         try:
             ids = self._family.render_ids(entries, tools=self._template.tools, add_generation_prompt=True)
         except Exception as error:  # the boundary to the library
@@ -141,7 +144,7 @@ class FamilyRenderer(Renderer):
         """The ids that lead from a sampled reply to the next prompt, see ``Renderer``."""
         if self._renders and output_ids and not any(message.media for message in observations):
             opening = list((prompt_ids or self.prompt(context))[-OPENING:])
-            entries = [self._template.entry(message) for message in observations]
+            entries = [self._entry(message) for message in observations]
             bridged = self._family.bridge_to_next_turn(opening, list(output_ids), entries, tools=self._template.tools)
             if bridged is not None:
                 return tuple(bridged.token_ids[len(opening) + len(output_ids) :])
@@ -160,7 +163,8 @@ class FamilyRenderer(Renderer):
         elif not reasoning and not thinking:  # a family without thoughts
             text, reasoning, thinking = split_thought(self._decode(ids), opened=opens_thought(before))
             if reasoning or thinking:
-                read = self._read(self.encoder.following(text), prompt_ids)
+                marker = next(unused_characters((text,)))
+                read = self._read(self.encoder.following(text, marker), prompt_ids)
                 said = str(read.content or "")
         if not isinstance(self.tool_format, Native):  # the text of a call is text
             said += "".join(attempt.raw for attempt in read.tool_calls)
@@ -182,8 +186,21 @@ class FamilyRenderer(Renderer):
         opening = list(prompt_ids[-OPENING:])
         return self._family.parse_response(list(ids), tools=self._template.tools, prompt_ids=opening)
 
+    def _entry(self, message: Message) -> dict[str, object]:
+        """A message as the library takes it."""
+        escape = partial(self.encoder.escape, marker=MARKER)
+        entry: dict[str, object] = {"role": message.role, "content": escape(message.text)}
+        if message.reasoning:
+            entry["reasoning_content"] = escape(message.reasoning)
+        if message.role == "tool":
+            entry |= {"name": escape(message.name or ""), "tool_call_id": message.tool_call_id or ""}
+        if message.tool_calls:
+            entry["tool_calls"] = self._template.calls(message.tool_calls, MARKER)
+        return entry
+
     def _read_back(self, text: str, before: str) -> ParsedReply:
-        return self.parse(self.encoder.encode(text), self.encoder.encode(before))
+        marker = next(unused_characters((text,)))
+        return self.parse(self.encoder.encode(text, marker), self.encoder.encode(before, marker))
 
 
 def _attempt(index: int, attempt: Any) -> ToolCall | Malformed:  # noqa: ANN401  a ParsedToolCall of the library

@@ -10,19 +10,19 @@ round trip. A prompt that a condenser rewrote is rendered whole, with the sample
 
 import itertools
 import json
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from condensegrpo.core.errors import ConfigError, RolloutError
-from condensegrpo.core.messages import Message, Role, ToolCall, Unit, flatten
+from condensegrpo.core.messages import Message, TextPart, ToolCall, Unit, flatten
 from condensegrpo.core.protocols.pictures import ExpandsPictures
 from condensegrpo.core.shared_sequence import SharedSequence, common_prefix
 from condensegrpo.episodes.chat_template import ChatTemplate, tool_text
-from condensegrpo.episodes.encoding import CACHED, TextEncoder, pieces, place
+from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.parsing import ParsedReply, opens_thought, read_text
 from condensegrpo.episodes.toolcalls import BUILT_IN_FORMATS
 from condensegrpo.episodes.toolformats import Malformed, Native, ToolFormat, parsed_arguments
@@ -30,8 +30,11 @@ from condensegrpo.episodes.toolformats import Malformed, Native, ToolFormat, par
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+KEPT = 16384  # units whose ids are kept
 OPENING = 64  # ids at the end of a prompt, among which what opens a reply is
-WORDS, THOUGHT = "qzxq", "qzxq thinks"  # which nobody says or thinks
+THOUGHT = "qzxq thinks"  # a thought that nobody has
+VERBATIM = "qzxq \"'\\\n\t<&> </think> {{ é }} qzxq"  # a result in which a template changes what it changes in any
+Shape = tuple[object, ...]
 TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -71,8 +74,8 @@ class Tail(NamedTuple):
     """What a template writes after a reply: what answered it, and what opens the next reply."""
 
     text: str
+    marker: str  # in the text
     ids: "array[int]"
-    local: bool  # whether it is the same whatever units are before the reply
 
 
 class Renderer:
@@ -80,8 +83,6 @@ class Renderer:
 
     The tools are in every prompt of a run, those of condensers included, so that all share the same first ids.
     """
-
-    fields = False  # whether reasoning and calls of a reply are beside its text
 
     def __init__(
         self,
@@ -112,11 +113,35 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self.encoder = encoder or TextEncoder(tokenizer)
+        self._like_this: Callable[..., Renderer] = partial(
+            Renderer,
+            tokenizer,
+            template_options=template_options,
+            stop_ids=stop_ids,
+            tool_format=tool_format,
+            pictures=pictures,
+            encoder=self.encoder,
+        )
+        self.tool_format = tool_format
         self.chosen = "the chat template"  # which renderer this is, and why
+        formats = (*BUILT_IN_FORMATS, *((tool_format,) if tool_format is not None else ()))
+        self._template = ChatTemplate(
+            tokenizer,
+            self.encoder,
+            tools=tools,
+            options=template_options or {},
+            formats=formats,
+            description=tool_format.description(tools) if isinstance(tool_format, Native) and tools else "",
+            pictures=pictures,
+        )
         self.pictures = pictures
-        self._template_options = template_options or {}
+        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that nobody sampled
+        self._after_reply = lru_cache(maxsize=16384)(self._tail_ids)
         self._opening_text = lru_cache(maxsize=512)(self._decode)
-        self._show(tools, tool_format)
+        self._units: dict[int, tuple[Unit, array[int] | None]] = {}  # by identity: equal units may have other ids
+        self._frames = dict[Shape, tuple[str, str] | None]()  # see ``_in_frame``
+        self._alike = dict[Shape, bool]()  # whether a part is rendered by itself as it is in the whole conversation
+        self._kept = dict[Shape, bool]()  # see ``keeps_replies``
         try:
             self._end_of_turn = self._find_end_of_turn()
         except RolloutError as error:
@@ -129,43 +154,22 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._by_tools = {self._template.tool_text: self}
-
-    def _show(self, tools: Sequence[Mapping[str, object]], tool_format: ToolFormat | None) -> None:
-        """Set the tools that prompts show, and the format of calls."""
-        self.tool_format = tool_format
-        self._template = ChatTemplate(
-            self._tokenizer,
-            self.encoder,
-            tools=tools,
-            options=self._template_options,
-            formats=BUILT_IN_FORMATS if tool_format is None else (*BUILT_IN_FORMATS, tool_format),
-            fields=self.fields,
-            description=tool_format.description(tools) if isinstance(tool_format, Native) and tools else "",
-            pictures=self.pictures,
-        )
-        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that nobody sampled
-        self._after_reply = lru_cache(maxsize=CACHED)(self._tail)
-        self._is_local = lru_cache(maxsize=512)(self._tried_local)
-        self._keeps = lru_cache(maxsize=512)(self._tried_keep)
-
-    def _showing(self, tools: Sequence[Mapping[str, object]], tool_format: ToolFormat | None) -> Self:
-        other = copy(self)
-        other._show(tools, tool_format)
-        return other
-
-    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
-        """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
-        text = tool_text(tools)
-        if text not in self._by_tools:
-            self._by_tools[text] = self._showing(tools, self.tool_format)
-        return self._by_tools[text]
+        self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
 
     def store_media(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
         if self.pictures is None:  # then they are refused where they are rendered
             return tuple(messages)
         return tuple(message.stored(self.pictures.media.write) for message in messages)
+
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
+        """The renderer that shows these tools instead: made once for each set of tools, of which a task has few."""
+        text = tool_text(tools)
+        if text == self._template.tool_text:
+            return self
+        if text not in self._others:
+            self._others[text] = self._like_this(tools=tools)
+        return self._others[text]
 
     # --- whole prompts
 
@@ -177,8 +181,10 @@ class Renderer:
         were sampled, or their text where the template leaves out thoughts.
         """
         pinned = tuple(messages)
-        composed = None if units and self.fields else self._composed(pinned, units)
-        return SharedSequence(self._rendered(flatten(pinned, units)) if composed is None else composed)
+        if not units:
+            return SharedSequence(self._whole(pinned)[:])
+        ids = None if self._template.fields else self._composed(pinned, units)
+        return SharedSequence(self._rendered(flatten(pinned, units)) if ids is None else ids)
 
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has."""
@@ -188,31 +194,39 @@ class Renderer:
         return (self._rendered if any(message.written for message in messages) else self._pinned)(messages)
 
     def _composed(self, pinned: tuple[Message, ...], units: Sequence[Unit]) -> "array[int] | None":
-        """The ids of the pinned messages, and after them those that each unit adds; None: render it whole.
+        """The ids of the pinned messages, and after them those of each unit, made once; None: render it whole.
 
-        What a unit adds depends on the others if it has a thought, or was not sampled as it is.
+        The first time for one, two and more units whose results have these roles it is compared with the whole: a
+        template may number its messages, or move the system message to the last.
         """
-        ids, opening = self._whole(pinned)[:], _opening(pinned)
+        ids, roles = self._whole(pinned)[:], set[str]()
         for unit in units:
-            sampled = unit.reply.ids_in(self.encoder.vocabulary)
-            if not sampled or unit.reply.reasoning or not (tail := self._after_reply(opening, unit.results)).local:
+            known = self._units.get(id(unit))
+            if known is None or known[0] is not unit:
+                if len(self._units) >= KEPT:
+                    self._units.clear()
+                known = self._units[id(unit)] = unit, self._unit_ids(_opening(pinned), unit)
+            if known[1] is None:
                 return None
-            ids.extend(sampled)
-            ids.extend(tail.ids)
-        return ids
+            ids.extend(known[1])
+            roles.update(message.role for message in unit.results)
+        shape = (len(units[:3]), frozenset(roles), *(message.role for message in units[-1].results))
+        if shape not in self._alike:
+            self._alike[shape] = ids == self._rendered(flatten(pinned, units))
+        return ids if self._alike[shape] else None
+
+    def _unit_ids(self, opening: tuple[Message, ...], unit: Unit) -> "array[int] | None":
+        """What a unit adds to a prompt; None: it depends on the others, as a thought does, or was not sampled."""
+        sampled = unit.reply.ids_in(self.encoder.vocabulary)
+        if not sampled or unit.reply.reasoning:
+            return None
+        return array("I", sampled) + self._after_reply(opening, unit.reply, unit.results).ids
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":
         """The prompt as an array: four bytes an id, where a tuple of numbers takes nine times as many."""
-        vocabulary = self.encoder.vocabulary
-        placed = {
-            index: ids
-            for index, message in enumerate(messages)
-            if (ids := message.ids_in(vocabulary)) and self._template.shows_sampled(message)
-        }
-        text = self._template.render(messages, placed=placed)
-        if any(text.count(place(index)) != 1 for index in placed):  # the template drops or escapes replies
-            text = self._template.render(messages)
-        return self.encoder.encode(text, placed)
+        marker, sampled = next(self._template.unused(messages)), dict[str, tuple[int, ...]]()
+        text = self._template.render(messages, marker, sampled=sampled)
+        return self.encoder.encode(text, marker, sampled)
 
     def content_spans(self, messages: Sequence[Message]) -> Located:
         """The whole prompt with the span of each message's content, in one pass over the text.
@@ -220,11 +234,13 @@ class Renderer:
         For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message
         may be others than in ``prompt``. What the template leaves out of a message has an empty span.
         """
-        first, *rest = pieces(self._template.render(messages, framed=True))
-        ids, at = list(self.encoder.encode(first)), dict[int, int]()
-        for number, text in zip(rest[::2], rest[1::2], strict=True):
+        marker, left, right = itertools.islice(self._template.unused(messages), 3)
+        framed = self._template.render(_framed(messages, left, right), marker)
+        pieces = re.split(f"{left}([0-9]+){right}", framed)  # text and numbers in turn: text, 0, text, 1, text, …
+        ids, at = list(self.encoder.encode(pieces[0], marker)), dict[int, int]()
+        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             at[int(number)] = len(ids)
-            ids += self.encoder.encode(text)
+            ids += self.encoder.encode(text, marker)
         spans, last = [], 0
         for index in range(len(messages)):
             start = at.get(2 * index, last)  # reasoning that is left out may take the beginning with it
@@ -272,53 +288,62 @@ class Renderer:
             output_ids: (A,) as sampled.
             prompt_ids: (P,) that they were sampled for; not given: those of ``context``.
         """
-        tail = self._after_reply(_opening(context), results := tuple(observations), calls := self._calls_of(reply))
-        if not tail.local:
-            tail = self._after_reply(tuple(context), results, calls)
+        tail = self._tail(context, reply, tuple(observations))
         if output_ids and output_ids[-1] in self.stop_ids:
             text = tail.text.lstrip()
-            ids = tail.ids if text == tail.text else self.encoder.encode(text)
+            ids = tail.ids if text == tail.text else self.encoder.encode(text, tail.marker)
             if output_ids[-1] in (self._end_of_turn, *ids[:1]):
                 return tuple(ids[1:])  # some templates end a last reply otherwise than one that is followed
         return tuple(tail.ids)
 
-    def _calls_of(self, reply: Message) -> tuple[ToolCall, ...]:
-        """The calls of a reply that are beside its text."""
-        return reply.tool_calls if self.fields else ()
+    def _tail(self, context: Sequence[Message], reply: Message, results: tuple[Message, ...]) -> Tail:
+        """What follows a reply, rendered in a conversation of the opening, the reply and what answered it.
 
-    def _tail(
-        self, context: tuple[Message, ...], results: tuple[Message, ...], calls: tuple[ToolCall, ...] = ()
-    ) -> Tail:
-        text = self._text_after(context, results, calls)
-        local = self._is_local(_roles(_opening(context)), _roles(results), called=bool(calls))
-        return Tail(text, self.encoder.encode(text), local)
-
-    def _text_after(
-        self, context: tuple[Message, ...], results: tuple[Message, ...], calls: tuple[ToolCall, ...]
-    ) -> str:
-        """What the template writes after a reply, which it is given as a place."""
-        stand_in = Message(role="assistant", content="", tool_calls=calls)
-        text = self._template.render((*context, stand_in, *results), placed=(len(context),))
-        tail = _after(text, place(len(context)))
-        ends = (begin for token, begin, _ in self.encoder.controls(tail) if token in self.stop_ids)
-        return tail[next(ends, len(tail)) :] if calls else tail
-
-    def _tried_local(self, opening: tuple[Role, ...], results: tuple[Role, ...], *, called: bool) -> bool:
-        """Whether the template writes a unit alike whatever units are before it, tried with made-up messages.
-
-        A template may number its messages, or move the system message to the last.
+        The first time for results of these roles it is rendered in the whole conversation too, and from then on if that
+        writes something else.
         """
-        start, answers = (tuple(map(_made_up, roles)) for roles in (opening, results))
-        calls = (CALL,) if called else ()
-        reply = replace(_made_up("assistant"), tool_calls=calls)
-        try:
-            tail = self._text_after(start, answers, calls)
-            if self.fields:
-                return tail == self._text_after((*start, *2 * (reply, *answers)), answers, calls)
-            first, whole = (self._template.render((*start, *n * (reply, *answers))) for n in (0, 3))
-        except RolloutError:
-            return False
-        return whole == first + 3 * (reply.text + tail)
+        opening = _opening(context)
+        short = self._after_reply(opening, reply, results)
+        shape = ("tail", *(message.role for message in results))
+        if len(opening) == len(context) or self._alike.get(shape):
+            return short
+        text, marker = self._tail_in(context, reply, results)
+        self._alike.setdefault(shape, text.replace(marker, "") == short.text.replace(short.marker, ""))
+        return Tail(text, marker, self.encoder.encode(text, marker))
+
+    def _tail_ids(self, opening: tuple[Message, ...], reply: Message, results: tuple[Message, ...]) -> Tail:
+        text, marker = self._in_frame(opening, reply, *results) or self._tail_in(opening, reply, results)
+        return Tail(text, marker, self.encoder.encode(text, marker))
+
+    def _in_frame(self, opening: tuple[Message, ...], reply: Message, *results: Message) -> tuple[str, str] | None:
+        """The text after a reply that one plain text answered: the text, in what the template writes around it.
+
+        The template writes the frame once for an opening, a role, a tool and a call, since it may repeat the opening in
+        it; a frame that changes texts is not used.
+        """
+        content = results[0].content if len(results) == 1 else ""
+        if self._template.fields or not isinstance(content, str) or not content or content != content.strip():
+            return None
+        (result,), key = results, (opening, results[0].role, results[0].name, results[0].tool_call_id)
+        if key not in self._frames:
+            if len(self._frames) >= KEPT:
+                self._frames.clear()
+            text, marker = self._tail_in(opening, reply, (replace(result, content=VERBATIM),))
+            before, found, after = text.partition(VERBATIM)
+            self._frames[key] = (before, after) if found and marker not in text else None
+        if (frame := self._frames[key]) is None:
+            return None
+        marker = next(unused_characters((content,)))
+        return f"{frame[0]}{self.encoder.escape(content, marker)}{frame[1]}", marker
+
+    def _tail_in(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
+        marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
+        stand_in = Message(role="assistant", content=sentinel)
+        if called := self._template.fields and reply.tool_calls[-1:]:
+            last = replace(called[0], arguments=json.dumps({"a": sentinel}, ensure_ascii=False))
+            stand_in = replace(stand_in, content="", tool_calls=(*reply.tool_calls[:-1], last))
+        tail = _after(self._template.render((*context, stand_in, *observations), marker), sentinel)
+        return tail[self.encoder.first_of(tail, self.stop_ids)[0] :] if called else tail, marker
 
     def keeps_replies(self, messages: Sequence[Message]) -> bool:
         """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
@@ -328,30 +353,35 @@ class Renderer:
         What an earlier prompt showed rewritten already does not count again, nor does white space around a reply (some
         templates trim it). True where there is no reply yet.
 
-        It is tried with made-up messages for the opening, the latest reply whose thinking is still shown, and the last
-        reply; for the whole conversation where the template does not write its units alike.
+        It is found once for messages of a shape, in a small conversation: the opening, the latest reply whose thinking
+        is still shown, and the last reply; in the whole one where the template does not write its parts alike.
         """
-        newest = _last_reply(messages)
+        newest = _last_reply(messages, len(messages))
         if newest < 0:
             return True
-        opening, called = _opening(messages), bool(self._calls_of(messages[newest]))
-        if self._is_local(_roles(opening), _roles(messages[newest + 1 :]), called=called):
-            messages = (*opening, *_thought_before(messages, newest), *messages[newest:])
-        return self._keeps(tuple(map(self._like, messages)))
+        if not self._alike.get(("tail", *(message.role for message in messages[newest + 1 :])), True):
+            return self._keeps(messages)
+        small = (*_opening(messages), *_thought_before(messages, newest), *messages[newest:])
+        shape = tuple(map(_shape, small))
+        if shape not in self._kept:
+            self._kept[shape] = self._keeps(small)
+        return self._kept[shape]
 
-    def _like(self, message: Message) -> Message:
-        """A made-up message of which a template can tell what it can tell of this one, beside its words."""
-        blank, thought = not message.text.strip(), message.role == "assistant" and _thinks(message)
-        return _made_up(message.role, blank, thought, self.fields, bool(message.tool_calls))
-
-    def _tried_keep(self, messages: tuple[Message, ...]) -> bool:
-        newest, fields = _last_reply(messages), self.fields
-        written: Callable[[tuple[Message, ...]], Sequence[Any]] = self._rendered if fields else self._template.render
-        before, shown, reply = written(messages[:newest]), written(messages), messages[newest]
-        if shown[: len(before)] != before:
-            return False
-        rest: Any = shown[len(before) :]  # thought and calls need not be shown as they were written
-        return reply.reasoning in self._decode(rest) if fields else rest.lstrip().startswith(reply.text)
+    def _keeps(self, messages: Sequence[Message]) -> bool:
+        newest = _last_reply(messages, len(messages))
+        context, reply, observations = messages[:newest], messages[newest], messages[newest + 1 :]
+        if self._template.fields:  # thought and calls need not be shown as they were written
+            thought = THOUGHT if reply.reasoning else ""
+            marked = replace(reply, reasoning=thought, written=None)
+            shown_ids, before_ids = self._rendered((*context, marked, *observations)), self._rendered(tuple(context))
+            return shown_ids[: len(before_ids)] == before_ids and thought in self._decode(shown_ids)
+        marker, end = itertools.islice(self._template.unused(messages), 2)
+        before = self._template.render(context, marker)
+        said = self._said(reply)
+        marked = Message(role="assistant", content=said + end)
+        shown, separator, _ = self._template.render((*context, marked, *observations), marker).partition(end)
+        content = self.encoder.escape(said, marker)
+        return bool(separator) and shown.startswith(before) and shown[len(before) :].strip() == content.strip()
 
     def check_roles(self, pinned: Sequence[Message], result: Message) -> None:
         """Check, before anything is sampled, that a conversation in which a tool is called can be shown.
@@ -361,11 +391,13 @@ class Renderer:
             result: of a tool, as the tool format writes it.
         """
         call = ToolCall(id=result.tool_call_id or "", name=result.name or "", arguments="{}")
-        called = Message(role="assistant", content="calling", tool_calls=(call,) if self.fields else ())
+        called = Message(role="assistant", content="calling", tool_calls=(call,) if self._template.fields else ())
+        marker = next(self._template.unused((*pinned, called, result)))
         cure = " Set rollout.tools.format=tagged: its results are user messages." if result.role == "tool" else ""
         try:
             texts = {
-                self._template.render((*pinned, called, replace(result, content=content))) for content in ("1", "2")
+                self._template.render((*pinned, called, replace(result, content=content)), marker)
+                for content in ("1", "2")
             }
         except RolloutError as error:
             raise ConfigError(f"checking how tools are shown: {error}{cure}") from error
@@ -377,18 +409,18 @@ class Renderer:
 
     def fault_of_calls(self) -> str | None:
         """Why calls as the chat template writes them cannot be read; None: they can."""
-        shown = self._showing((TOOL,), Native())
+        shown = self._like_this(tools=(TOOL,), tool_format=Native())
         if not shown._template.shows_tools:
             return "the chat template shows no tools"
+        marker = next(unused_characters(()))
         try:
-            before = shown._template.render(PROBE[:2])
+            before = shown._template.render(PROBE[:2], marker)
             reply = replace(PROBE[2], content="")
-            text = shown._template.render((*PROBE[:2], reply), generation_prompt=False)
+            text = shown._template.render((*PROBE[:2], reply), marker, generation_prompt=False)
         except RolloutError as error:
             return str(error)
         start = common_prefix(before, text)
-        controls = shown.encoder.controls(text, start)
-        end = next((end for token, _, end in controls if token in shown.stop_ids), len(text))
+        _, end = shown.encoder.first_of(text, shown.stop_ids, start)
         back = shown._read_back(text[start:end], before[:start])
         calls = Native().parse(back.message.text) if back.calls is None else back.calls
         read = [(call.name, parsed_arguments(call.arguments)) for call in calls if isinstance(call, ToolCall)]
@@ -399,7 +431,7 @@ class Renderer:
         return f"a call that the chat template writes, {text[start:end]!r:.160}, is read {found:.160}"
 
     def _read_back(self, text: str, before: str) -> ParsedReply:
-        return read_text(text, opened=opens_thought(self.encoder.after_controls(before)))
+        return read_text(text, opened=opens_thought(before[self.encoder.last_control(before) :]))
 
     def check_calls(self) -> None:
         """Check, before anything is sampled, that calls in the form of the chat template can be read."""
@@ -431,6 +463,11 @@ class Renderer:
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def _said(self, reply: Message) -> str:
+        """The text of a reply, thoughts included."""
+        ids = reply.ids_in(self.encoder.vocabulary)
+        return self._decode(ids) if ids else reply.text
+
     def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text as a policy could say it after a prompt."""
         return tuple(self.encoder.plain(text))
@@ -457,33 +494,17 @@ class Renderer:
 
     def _find_end_of_turn(self) -> int | None:
         """The special token that the template puts right after a reply, if it does."""
-        talk = (Message(role="user", content="hi"), Message(role="assistant", content=""))
-        text = self._template.render(talk, placed=(1,), generation_prompt=False)
-        controls = self.encoder.controls(_after(text, place(1)).lstrip())
-        return next((token for token, begin, _ in controls if not begin), None)
+        marker, sentinel = itertools.islice(unused_characters(()), 2)
+        talk = (Message(role="user", content="hi"), Message(role="assistant", content=sentinel))
+        return self.encoder.leading_control(
+            _after(self._template.render(talk, marker, generation_prompt=False), sentinel)
+        )
 
 
-@lru_cache
-def _made_up(
-    role: Role, blank: bool = False, thought: bool = False, fields: bool = False, called: bool = False
-) -> Message:
-    """A message of a role; ``fields``: whether its thought and its calls are beside its text."""
-    words = "" if blank else WORDS
-    if role == "tool":
-        return replace(PROBE[3], content=words)
-    if fields:
-        reasoning, calls = (THOUGHT if thought else ""), ((CALL,) if called else ())
-        return Message(role=role, content=words, reasoning=reasoning, tool_calls=calls)
-    end = "" if blank else "\n</think>\n\n"
-    return Message(role=role, content=f"<think>\n{THOUGHT}{end}{words}" if thought else words)
-
-
-def _thinks(message: Message) -> bool:
-    return bool(message.reasoning) or "</think>" in message.text
-
-
-def _roles(messages: Sequence[Message]) -> tuple[Role, ...]:
-    return tuple([message.role for message in messages])
+def _shape(message: Message) -> Shape:
+    """What a template may tell about a message, beside its words."""
+    thought = bool(message.reasoning) or "</think>" in message.text
+    return message.role, not message.text.strip(), thought, bool(message.tool_calls), bool(message.media)
 
 
 def _opening(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -491,9 +512,9 @@ def _opening(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(itertools.takewhile(lambda message: message.role != "assistant", messages))
 
 
-def _last_reply(messages: Sequence[Message]) -> int:
-    """The index of the last reply; −1: there is none."""
-    return next((index for index in range(len(messages) - 1, -1, -1) if messages[index].role == "assistant"), -1)
+def _last_reply(messages: Sequence[Message], end: int) -> int:
+    """The index of the last reply before ``end``; −1: there is none."""
+    return next((index for index in range(end - 1, -1, -1) if messages[index].role == "assistant"), -1)
 
 
 def _thought_before(messages: Sequence[Message], newest: int) -> Sequence[Message]:
@@ -501,16 +522,25 @@ def _thought_before(messages: Sequence[Message], newest: int) -> Sequence[Messag
 
     The template shows its thinking until the user speaks: after the newest reply, or never.
     """
-    end = newest if any(message.role == "user" for message in messages[newest + 1 :]) else 0
-    for index in range(end - 1, -1, -1):
-        message = messages[index]
-        if message.role == "user":
-            break
-        if message.role == "assistant":
-            if _thinks(message):
-                return messages[index:end]
-            end = index
+    if any(message.role == "user" for message in messages[newest + 1 :]):
+        end = newest
+        while (start := _last_reply(messages, end)) >= 0:
+            unit = messages[start:end]
+            if any(message.role == "user" for message in unit):
+                break
+            if _shape(unit[0])[2]:
+                return unit
+            end = start
     return ()
+
+
+def _framed(messages: Sequence[Message], left: str, right: str) -> list[Message]:
+    """The messages with two numbers around what each says: 0 and 1 around the first."""
+    framed = []
+    for index, message in enumerate(messages):
+        before, after = (TextPart(text=f"{left}{number}{right}") for number in (2 * index, 2 * index + 1))
+        framed.append(replace(message, content=(before, *message.parts, after), tool_calls=()))
+    return framed
 
 
 def _after(text: str, sentinel: str) -> str:

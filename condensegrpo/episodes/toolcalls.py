@@ -196,25 +196,20 @@ class Toolbox:
             return _failed(f"{attempt.reason}. {self._known()}")
         if attempt.name not in self._tools:
             return _failed(f"there is no tool {quoted(attempt.name)}. {self._known()}")
-        name, tool, seconds = attempt.name, self._tools[attempt.name], self._limits.seconds
+        tool = self._tools[attempt.name]
         try:
             arguments = tool.arguments(attempt.arguments)
         except ValueError as error:
-            return _failed(f"{name}: {error}. It is called as {tool.called}")
-        limit = asyncio.timeout(seconds)
+            return _failed(f"{attempt.name}: {error}. It is called as {tool.called}")
+        return await self._limited(attempt.name, partial(tool.call, arguments, history), asynchronous=tool.asynchronous)
+
+    async def _limited(self, name: str, call: Callable[[], Any], *, asynchronous: bool) -> "_Outcome":
+        seconds = self._limits.seconds
         try:
-            async with limit:
-                return _returned(await tool.result(arguments, history))
-        except EnvironmentLost:
-            raise  # ends the episode
-        except BaseException as error:  # the boundary to a tool
-            if isinstance(error, GeneratorExit) or is_cancellation(error):
-                raise
-            if isinstance(error, TimeoutError) and limit.expired():
-                return replace(_failed(f"{name} did not finish within {plural(seconds, 'second')}"), abandoned=True)
-            if isinstance(error, asyncio.CancelledError):
-                return _failed(f"{name} was cancelled")
-            return _failed(f"{name}: {traceback.format_exception_only(error)[-1].strip()}")
+            async with asyncio.timeout(seconds):
+                return await (_awaited(name, call) if asynchronous else to_thread(partial(_ran, name, call)))
+        except TimeoutError:  # none of the tool's: they are outcomes
+            return replace(_failed(f"{name} did not finish within {plural(seconds, 'second')}"), abandoned=True)
 
     def _known(self) -> str:
         return f"The tools are: {', '.join(self._tools) or 'none'}"
@@ -265,15 +260,6 @@ class _OfferedTool:
             takes_others=tool.parameters.get("additionalProperties") not in (None, False),  # {} allows any value
             called=f"{tool.name}({', '.join(properties)})",
         )
-
-    async def result(self, arguments: Mapping[str, Any], history: History) -> object:
-        """What the tool returns; a synchronous one is called in a thread."""
-        call = partial(self.call, arguments, history)
-        returned = call() if self.asynchronous else await to_thread(call)
-        if inspect.iscoroutine(returned) and not self.asynchronous:
-            returned.close()
-            raise TypeError("it returned a coroutine: define the tool with async def")
-        return await returned if inspect.isawaitable(returned) else returned
 
     def arguments(self, raw: str) -> dict[str, Any]:
         """The arguments of a call, from the JSON that the model wrote.
@@ -359,6 +345,34 @@ def is_success(text: str) -> bool:
 
 def _failed(reason: str) -> _Outcome:
     return _Outcome(text=f"Error: {reason}", succeeded=False)
+
+
+def _raised(name: str, error: BaseException) -> _Outcome:
+    return _failed(f"{name}: {traceback.format_exception_only(error)[-1].strip()}")
+
+
+async def _awaited(name: str, call: Callable[[], Any]) -> _Outcome:
+    try:
+        returned = call()  # of an environment's tool that is no coroutine function: its result
+        return _returned(await returned if inspect.isawaitable(returned) else returned)
+    except EnvironmentLost:
+        raise  # ends the episode
+    except (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:  # the boundary to a tool
+        if is_cancellation(error):
+            raise
+        cancelled = isinstance(error, asyncio.CancelledError)
+        return _failed(f"{name} was cancelled") if cancelled else _raised(name, error)
+
+
+def _ran(name: str, call: Callable[[], object]) -> _Outcome:
+    try:
+        result = call()
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("it returned a coroutine: define the tool with async def")
+        return _returned(result)
+    except BaseException as error:  # the boundary to a tool; nothing else would report it in its thread
+        return _raised(name, error)
 
 
 def tool_schema(name: str, tool: Tool) -> dict[str, Any]:

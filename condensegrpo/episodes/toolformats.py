@@ -22,6 +22,7 @@ TOOL = "python"  # the one tool that this format calls
 _FENCE = "```"
 _OPENING = r"<code>|<python>|^[ \t]*```(?:python|py)[ \t\r]*$"
 _FENCED = re.compile(r"\s*```(?:python|py)?[ \t\r]*\n(.*?)\s*```\s*", re.DOTALL)  # a fence inside of tags
+_CLOSED_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,13 +285,16 @@ def _read(text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall |
     """The code that begins at ``start``, and where to read on."""
     fenced = opening.lstrip().startswith(_FENCE)
     closing = _FENCE if fenced else f"</{opening[1:]}"
-    form = "```python … ```" if fenced else f"{opening} … {closing}"
-    end = re.compile(f"^[ \\t]*{_FENCE}" if fenced else closing, re.MULTILINE).search(text, start)
+    end = _CLOSED_FENCE.search(text, start) if fenced else re.compile(re.escape(closing)).search(text, start)
     if end is None:
-        return Malformed(reason=f"{closing} is missing after a piece of code; write {form}"), len(text)
+        return Malformed(reason=f"{closing} is missing after a piece of code; write {_shown(opening)}"), len(text)
     code = text[start : end.start()]
-    if inner := _FENCED.fullmatch(code):
-        code = inner[1]
+    inner = _FENCED.fullmatch(code)
+    code = inner[1] if inner else code
     if not code.strip():
-        return Malformed(reason=f"a piece of code is empty; write {form}"), end.end()
+        return Malformed(reason=f"a piece of code is empty; write {_shown(opening)}"), end.end()
     return ToolCall(id=call_id, name=TOOL, arguments=json.dumps({"code": code.strip("\r\n")})), end.end()
+
+
+def _shown(opening: str) -> str:
+    return "```python … ```" if opening.lstrip().startswith(_FENCE) else f"{opening} … </{opening[1:]}"
