@@ -469,8 +469,8 @@ def test_objects_may_be_parts_of_a_sum_and_stages_of_a_pipeline() -> None:
 @pytest.mark.parametrize(
     ("parts", "fault"),
     [
-        ({"reward": 3}, "reward.name: found 3, wanted a string"),
-        ({"condenser": 3}, "condenser.name: found 3, wanted a string"),
+        ({"reward": 3}, "int has no method of a reward"),
+        ({"condenser": 3}, "int is no Condenser"),
         (
             {"reward": {"name": "weighted_sum", "options": {"parts": ["correct", 3]}}},
             r"reading reward.options.parts\[1\]:\n.*found 3, wanted a mapping",

@@ -46,7 +46,8 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     for name, each in named.items():
         _check_ids(name, each)
     sampler = config.sampler.plugin(objects)
-    check_scorers(built.condenser.scorers, sampler, config.sampler.name)
+    known = type(sampler) if config.sampler.name in objects else sampler
+    check_scorers(built.condenser.scorers, known, config.sampler.name)
     if config.sampler.name in objects and config.warm_start.steps:
         raise ConfigError(
             f"checking warm_start.steps: found {config.warm_start.steps}; its probe opens a sampler for the model that "

@@ -68,6 +68,7 @@ def configured(
     forget_edited()  # a call of Python begins: the files of plug-ins may have been edited since the last one
     before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
     objects, changes = dict[str, object](), dict[str, object]()
+    named = partial(_name_of, objects)
     for part, given in parts.items():
         if part not in SECTIONS:
             raise ConfigError(
@@ -76,13 +77,15 @@ def configured(
             )
         is_list = part == "tools" and isinstance(given, Sequence) and not isinstance(given, str)
         several: Any = given if is_list else (given,)
-        sections = [dict(each) if isinstance(each, Mapping) else {"name": each} for each in several]
+        sections = [
+            dict(each) if isinstance(each, Mapping) else {"name": each if isinstance(each, str) else named(each)}
+            for each in several
+        ]
         changes[SECTIONS[part]] = sections if part == "tools" else sections[0]
     variants = before.evaluate.variants
     kept = {name: lines for name, lines in variants.items() if not any(_is_within(line, changes) for line in lines)}
     if kept != variants:
         changes["evaluate.variants"] = kept
-    named = partial(_name_of, objects)
     lines = [*(f"{key}={json.dumps(value, default=named)}" for key, value in changes.items()), *overrides]
     if not lines:
         return before, objects

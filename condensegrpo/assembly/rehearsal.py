@@ -298,10 +298,10 @@ def _lack_of_room(components: Components, renderer: Renderer, pinned: Sequence[M
     with_reply = renderer.count((*pinned, reply)) if rollout.limits.max_turns > 1 else tokens
     if with_reply > least:
         cure = "" if tokens > least else ", or set rollout.limits.max_turns=1"
+        replied = f", and with a reply of one word {with_reply}" if rollout.limits.max_turns > 1 else ""
         return (
             f"checking rollout.limits.max_context_tokens: the context budget is {least}; system message and question "
-            f"need {tokens} tokens with the chat template, which no condenser shortens, and with a reply of one word "
-            f"{with_reply}. Raise it{cure}."
+            f"need {tokens} tokens with the chat template, which no condenser shortens{replied}. Raise it{cure}."
         )
     room = rollout.condense.target_tokens(least, draw=0.0)  # of a condensed prompt
     if rollout.condense.target is not None and room < tokens:

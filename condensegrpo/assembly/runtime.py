@@ -235,7 +235,7 @@ def check_sampler(config: RunConfig, objects: Objects = NO_OBJECTS) -> None:
             f"model.lora.sampler=merged, or sampler.name=vllm or vllm_server."
         )
     sampler = config.sampler.plugin(objects)
-    if is_factory(sampler):
+    if name not in objects and is_factory(sampler):
         return
     if config.rollout.answer_form is not None and not overrides(sampler, Sampler.score):
         raise ConfigError(

@@ -30,7 +30,7 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
     """Check that the sampler has the methods that the scorers need. Loads nothing.
 
     Args:
-        sampler: the object or its class; a function that makes one is not checked.
+        sampler: its class; a function that makes one is not checked.
     """
     for name in names:
         model, _ = split_layers(name)
@@ -107,7 +107,7 @@ def open_scorers(
         renderer: with the policy's tokenizer.
         model: a frozen model by folder or Hub id.
     """
-    check_scorers(names, sampler, type(sampler).__name__)
+    check_scorers(names, type(sampler), type(sampler).__name__)
     opened = dict[str, UnitScorer]()
     for name in names:
         source, layers = split_layers(name)

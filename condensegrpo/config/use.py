@@ -53,7 +53,7 @@ class Use(Section):
         """Check the options, and that an object or a class has the methods of its kind; returns its arguments."""
         plugin, given = self.plugin(objects), self.given(objects)
         arguments = {} if given is not None else check_plugin(self.kind, self.name, self.options, supplied)
-        if not is_factory(plugin):
+        if given is not None or not is_factory(plugin):
             with_methods(plugin, self.name, *self.methods)
         return arguments
 
@@ -84,7 +84,7 @@ class Use(Section):
             parse(kind, _named(each), source=where.replace(option, f"{option}[{index}]", 1))
             for index, each in enumerate(listed)
         )
-        built = {option: tuple(map(build, sections))} if option in self.options else {}
+        built = {option: [*map(build, sections)]} if option in self.options else {}
         return self.model_copy(update={"options": self.options | built})
 
 

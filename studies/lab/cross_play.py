@@ -63,13 +63,13 @@ def play(config: RunConfig, folder: RunFolder, evaluation: str) -> None:
             f"playing the cross-play of {folder.path}: it has no evaluation {evaluation}. "
             f"{did_you_mean(evaluation, names)}Its evaluations: {', '.join(names)}."
         )
-    trained = model_of(str(folder.path))
+    checkpoint, trained = _newest(folder), model_of(str(folder.path))
     sources = {"initial": initial_of(trained, config), "trained": trained}
     cells = {
         cell(writer, reader): _played(varied, sources[reader], "policy" if writer == reader else sources[writer])
         for writer, reader in product(POLICIES, repeat=2)
     }
-    played = {"checkpoint": _newest(folder), "evaluations": {**known, evaluation: cells}}
+    played = {"checkpoint": checkpoint, "evaluations": {**known, evaluation: cells}}
     write_atomically(folder.path / FILE, f"{json.dumps(played, indent=1)}\n")
 
 
@@ -82,7 +82,8 @@ def stored(folder: RunFolder) -> dict[str, Cells]:
 
 def _newest(folder: RunFolder) -> str:
     """The name of a run's newest checkpoint; empty: it has none."""
-    return max((path.name for path in folder.checkpoints.glob("step_*")), default="")
+    names = (path.name for path in folder.checkpoints.glob("step_*") if path.name[5:].isdigit())  # none that is written
+    return max(names, default="")
 
 
 def _played(config: RunConfig, reader: str, writer: str) -> Success:
