@@ -150,10 +150,11 @@ def test_killed_while_vllm_samples(plan: Plan, tmp_path: Path) -> None:
 
 
 @needs_vllm
-def test_a_vllm_server_that_dies_is_replaced(tmp_path: Path) -> None:
+def test_a_run_whose_vllm_server_dies_ends_and_is_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed = Disturbance("a server", WRITES["trajectories"], target=a_server)
-    assert not disturbed(VLLM_SERVERS, folder, killed)  # the run went on to its end
+    assert disturbed(VLLM_SERVERS, folder, killed)
+    finish(VLLM_SERVERS, folder)
     assert [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "loss" in line] == [1, 2, 3, 4, 5, 6]
 
 
