@@ -35,8 +35,11 @@ def run_supervised(serve: Callable[[], None], *, watched: str | None = None, lef
         left: a folder that is removed once all have ended.
     """
     read_end, write_end = os.pipe()
+    passed = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed)  # until this process passes them on
     server = os.fork()
     if server == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
         os.setpgid(0, 0)
         os.close(write_end)
         _when_closed(read_end, lambda: os.killpg(0, signal.SIGKILL))
@@ -59,8 +62,9 @@ def run_supervised(serve: Callable[[], None], *, watched: str | None = None, lef
         end_group()
 
     signal.signal(signal.SIGALRM, lambda *_: end_group())
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in passed:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     if watched is not None:
         _when_closed(sys.stdin.fileno(), end_with_run)
     os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # its number stays taken until ``waitpid``
