@@ -336,6 +336,7 @@ class Broken:
         ({"task": Sums()}, ("rollout.workers.processes=2",), "found processes=2, .* python:Sums is an object"),
         ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
         ({"task": Sums(), "reward": object()}, (), "object has no method of a reward"),
+        ({"task": Sums()}, ({"train.steps": 3},), "found {'train.steps': 3}, wanted overrides such as 'train.steps=3'"),
         ({"task": Sums(), "sampler": object()}, (), "python:object: object has no sample and no update"),
         ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),
     ],

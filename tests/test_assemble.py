@@ -319,6 +319,23 @@ def test_objectives_that_look_at_whole_turns_are_never_taken_in_parts(overrides:
     assert isinstance(build(quickstart(*overrides)).objective, PerToken) == wanted
 
 
+@pytest.mark.parametrize(
+    ("section", "base", "written", "fault"),
+    [
+        ("condenser", "condenser.Condenser", "condence", "Mine has no condense .* Did you mean 'condence'"),
+        ("task", "protocols.task.Task", "problem", "Mine has no problems and no environment .* Did you mean 'problem'"),
+    ],
+)
+def test_a_method_with_a_wrong_name_is_named(tmp_path: Path, section: str, base: str, written: str, fault: str) -> None:
+    """A class that inherits its base has a method of the right name, which only raises."""
+    module, _, name = base.rpartition(".")
+    (tmp_path / "own.py").write_text(
+        f"from condensegrpo.core.{module} import {name}\nclass Mine({name}):\n    def {written}(self, *_): ...\n"
+    )
+    with pytest.raises(ConfigError, match=fault):
+        build(quickstart(f"{section}={{name: '{tmp_path}/own.py:Mine'}}", "warm_start.steps=0"))
+
+
 FAILING = """
 class Task:
     def __init__(self, where):

@@ -224,6 +224,14 @@ def test_the_expert_is_never_unsound(condenser: Condenser) -> None:
         assert ledger.sound(one.context, one.reply) is not False
 
 
+def test_the_expert_finds_the_question_behind_a_system_message() -> None:
+    task = Ledger()
+    problem = task.problems("train")[0]
+    asked = Message(role="user", content=problem.question)
+    system = Message(role="system", content="You can call 2 tools.")
+    assert task.expert(problem).reply([system, asked]) == task.expert(problem).reply([asked])
+
+
 def test_the_expert_writes_a_note_where_a_condenser_requests_a_summary() -> None:
     condenser = PolicySummary(keep_last=1, max_tokens=79, always=True)
     made = shown(Ledger(), 120, condenser=condenser, max_context_tokens=3000)

@@ -269,8 +269,10 @@ def test_a_file_that_is_not_whole_is_named(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "t.parquet"
     write_trajectories(path, [example()])
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(TrajectoryFileError, match=rf"reading {path}: it is not a whole Parquet file"):
+    with pytest.raises(TrajectoryFileError, match=rf"reading {path}: it is not a whole Parquet file.* Remove it\.$"):
         read_trajectories(path)
+    with pytest.raises(TrajectoryFileError, match=r"Wanted a run folder or trajectories\.$"):
+        read_trajectories(path.rename(tmp_path / "settings.yaml"))
 
 
 def test_a_file_with_other_columns_is_named(tmp_path: Path) -> None:

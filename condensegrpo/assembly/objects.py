@@ -69,6 +69,8 @@ def configured(
     before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
     objects, changes = dict[str, object](), dict[str, object]()
     named = partial(_name_of, objects)
+    if wrong := [each for each in overrides if not isinstance(each, str)]:
+        raise ConfigError(f"reading the arguments: found {wrong[0]!r}, wanted overrides such as 'train.steps=3'.")
     for part, given in parts.items():
         if part not in SECTIONS:
             raise ConfigError(

@@ -16,13 +16,15 @@ from pydantic import BeforeValidator, Field
 from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.config.section import Section, parse
 from condensegrpo.core.condenser import Condenser, Stage
-from condensegrpo.core.defaults import with_defaults
+from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import Tool
+from condensegrpo.core.protocols.tracker import Tracker
+from condensegrpo.core.wording import did_you_mean
 from condensegrpo.episodes.toolformats import ToolFormat, check_format
 
 Objects = Mapping[str, object]  # by the name that the configuration has for them
@@ -38,6 +40,7 @@ class Use(Section):
 
     kind: ClassVar[str]  # a member of ``core.plugins.KINDS``
     methods: ClassVar[tuple[str, ...]] = ()  # that have no default
+    base: ClassVar[type] = object  # whose own methods of these names only raise
     name: str
     """Of an installed plug-in, or path/to/file.py:Name."""
     options: dict[str, Any] = {}
@@ -47,14 +50,14 @@ class Use(Section):
         """The object of its name, or what the plug-in makes of its options; ``supplied`` as of ``build_plugin``."""
         given = self.given(objects)
         made = build_plugin(self.kind, self.name, self.options, supplied) if given is None else given
-        return with_methods(made, self.name, *self.methods)
+        return with_methods(made, self.name, *self.methods, base=self.base)
 
     def check(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Mapping[str, object]:
         """Check the options, and that an object or a class has the methods of its kind; returns its arguments."""
         plugin, given = self.plugin(objects), self.given(objects)
         arguments = {} if given is not None else check_plugin(self.kind, self.name, self.options, supplied)
         if given is not None or not is_factory(plugin):
-            with_methods(plugin, self.name, *self.methods)
+            with_methods(plugin, self.name, *self.methods, base=self.base)
         return arguments
 
     def plugin(self, objects: Objects) -> Any:  # noqa: ANN401  whatever it names
@@ -66,7 +69,7 @@ class Use(Section):
         if self.name in objects and self.options:
             raise ConfigError(
                 f"setting up {self.name}: found the options {', '.join(self.options)}, and it is an object, which "
-                f"takes none. Construct it with them."
+                f"takes none. Construct it with them; a function takes them by functools.partial."
             )
         return objects.get(self.name)
 
@@ -114,7 +117,7 @@ class CondenserUse(Use):
                 f"setting up the condenser {self.name}: {kind} is no Condenser{at_definition(condenser)}; wanted "
                 f"class {kind}(Condenser), of condensegrpo.core.condenser."
             )
-        return condenser
+        return with_methods(condenser, self.name, "condense", base=Condenser)
 
 
 class StageUse(CondenserUse):
@@ -197,6 +200,7 @@ class TaskUse(Use):
 
     kind: ClassVar[str] = "tasks"
     methods: ClassVar[tuple[str, ...]] = ("problems", "environment")
+    base: ClassVar[type] = Task
     data: str | None = None
     """Training problems: a JSONL or Parquet file, a folder or a Hub id."""
     eval_data: str | None = None
@@ -252,6 +256,7 @@ class FormatUse(Use):
 
     kind: ClassVar[str] = "tool_formats"
     methods: ClassVar[tuple[str, ...]] = ("parse", "result")
+    base: ClassVar[type] = ToolFormat
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> ToolFormat:
         """The format, tried on made-up values."""
@@ -267,6 +272,7 @@ class TrackerUse(Use):
 
     kind: ClassVar[str] = "trackers"
     methods: ClassVar[tuple[str, ...]] = ("log",)
+    base: ClassVar[type] = Tracker
 
 
 NamedTracker = Annotated[TrackerUse, BeforeValidator(_named)]  # its name alone stands for it, where no option is set
@@ -277,12 +283,13 @@ def is_factory(plugin: object) -> bool:
     return callable(plugin) and not isinstance(plugin, type)
 
 
-def with_methods(plugin: P, name: str, *methods: str) -> P:
+def with_methods(plugin: P, name: str, *methods: str, base: type = object) -> P:
     """The plug-in, if it has the methods that have no default: it may inherit nothing, so nothing else would notice."""
-    if missing := missing_methods(plugin, *methods):
-        kind = plugin.__name__ if isinstance(plugin, FunctionType | type) else type(plugin).__name__
+    inherited = (each for each in methods if hasattr(base, each) and not overrides(plugin, getattr(base, each)))
+    if missing := missing_methods(plugin, *methods) or tuple(inherited):
+        kind = plugin if isinstance(plugin, FunctionType | type) else type(plugin)
         raise ConfigError(
-            f"setting up {name}: {kind} has no {' and no '.join(missing)}{at_definition(plugin)}; see "
-            f"docs/reference/protocols.md."
+            f"setting up {name}: {kind.__name__} has no {' and no '.join(missing)}{at_definition(plugin)}. "
+            f"{did_you_mean(missing[0], vars(kind))}See docs/reference/protocols.md."
         )
     return plugin

@@ -247,7 +247,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, UnicodeDecodeError, TypeError, OverflowError) as error:
-        raise TrajectoryFileError(f"reading {path}: it is not a whole Parquet file: {error} Remove it.") from error
+        cure = " Remove it." if path.suffix == ".parquet" else " Wanted a run folder or trajectories."
+        raise TrajectoryFileError(f"reading {path}: it is not a whole Parquet file: {error}{cure}") from error
     except OSError as error:
         raise TrajectoryFileError(f"reading {path}: {error.strerror or error}.") from error
 

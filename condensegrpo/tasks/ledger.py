@@ -199,7 +199,8 @@ class _Due:
 
 def _due(context: Sequence[Message]) -> _Due:
     """What follows from a context: the latest reply's value (else the start value) and the newest observation."""
-    start = next(int(word) for word in context[0].text.split() if word.isdigit())
+    asked = next(message.text for message in context if message.role == "user")  # tools may be described before it
+    start = next(int(word) for word in asked.split() if word.isdigit())
     replies = [message for message in context if message.role == "assistant"]
     noted = _value(_TAGS.words(replies[-1].text)) if replies else None
     before = start if noted is None else noted
