@@ -135,6 +135,14 @@ def _leave_out_what_was_loaded() -> Iterator[None]:
         _modules, _objects = len(sys.modules), gc.get_freeze_count()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _signals_end_what_they_end() -> Iterator[None]:
+    """Give SIGINT and SIGTERM back what a file's commands took from them: one that runs in this process keeps them."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Torch computes in one thread: sums are in the same order every time."""
