@@ -136,8 +136,8 @@ def _leave_out_what_was_loaded() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _signals_end_what_they_end() -> Iterator[None]:
-    """Give SIGINT and SIGTERM back what a file's commands took from them: one that runs in this process keeps them."""
+def _handlers_of_signals() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM: a command that a file runs in this process leaves its own."""
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -149,7 +149,7 @@ def other(key: str, annotation: object, value: object, folder: Path) -> str:
 
 
 def described(value: object, above: tuple[object, ...] = ()) -> object:
-    """Everything that a value, which ``above`` hold, holds: plain values, equal exactly if nothing in it differs."""
+    """Plain values that are equal exactly if nothing in a value differs; ``above``: the objects that hold it."""
     if len(above) > 12 or isinstance(value, str | int | float | bool | bytes | Enum | type | Path) or value is None:
         return value
     if any(value is each for each in above):  # such as a renderer among those by tools

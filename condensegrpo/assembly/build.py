@@ -45,13 +45,13 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
     for name, each in named.items():
         _check_ids(name, each)
-    sampler = config.sampler.plugin(objects)
-    known = type(sampler) if config.sampler.name in objects else sampler
-    check_scorers(built.condenser.scorers, known, config.sampler.name)
-    if config.sampler.name in objects and config.warm_start.steps:
+    name, is_object = config.sampler.name, config.sampler.name in objects
+    sampler = type(objects[name]) if is_object else config.sampler.plugin(objects)
+    check_scorers(built.condenser.scorers, sampler, name)
+    if is_object and config.warm_start.steps:
         raise ConfigError(
             f"checking warm_start.steps: found {config.warm_start.steps}; its probe opens a sampler for the model that "
-            f"it has trained, and {config.sampler.name} is an object. Set warm_start.steps=0 or name the sampler."
+            f"it has trained, and {name} is an object. Set warm_start.steps=0 or name the sampler."
         )
     if faults := [fault for each in (built, *named.values()) for fault in _out_of_reach(each, sampler)]:
         raise ConfigError("\n".join(dict.fromkeys(faults)))

@@ -9,7 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from condensegrpo.attention.scorer import AttentionScorer, LeaveOneOut
-from condensegrpo.config.use import is_factory
 from condensegrpo.core.condenser import UnitScorer
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -30,11 +29,11 @@ def check_scorers(names: Sequence[str], sampler: object, sampler_name: str) -> N
     """Check that the sampler has the methods that the scorers need. Loads nothing.
 
     Args:
-        sampler: its class; a function that makes one is not checked.
+        sampler: its class; any other factory is not checked.
     """
     for name in names:
         model, _ = split_layers(name)
-        if model in NEEDED and not is_factory(sampler) and not overrides(sampler, NEEDED[model]):
+        if model in NEEDED and isinstance(sampler, type) and not overrides(sampler, NEEDED[model]):
             lacking = "capture its model's attention" if model == POLICY else "measure the probability of a reply"
             able = "transformers" if model == POLICY else "transformers or vllm"
             raise ConfigError(

@@ -98,7 +98,7 @@ def nearest_keys(sections: Sequence[type], path: Sequence[object]) -> str:
     known = [key for section in within for key in keys_of(section)]
     inner = next((key for each in within for key in _nested_keys(each) if key.endswith(f".{name}")), None)
     near = f"Did you mean {inner!r}?" if inner else did_you_mean(str(name), known).strip()
-    return near or f"Known here: {', '.join(known)}"
+    return near or (f"Known here: {', '.join(known)}." if known else "It has no keys.")
 
 
 def _nested_keys(section: type) -> Iterator[str]:

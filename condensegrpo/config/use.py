@@ -279,7 +279,7 @@ NamedTracker = Annotated[TrackerUse, BeforeValidator(_named)]  # its name alone 
 
 
 def is_factory(plugin: object) -> bool:
-    """Whether it makes a plug-in, of which nothing is known before: a function, not a class and not an object."""
+    """Whether what a name stands for makes a plug-in of which nothing is known before: it is called and no class."""
     return callable(plugin) and not isinstance(plugin, type)
 
 
