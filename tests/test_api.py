@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import ledger_episode, scored, write_tokenizer
@@ -18,10 +19,12 @@ from talk import said, shown, tokenizer
 from transformers import Qwen3Config
 
 import condensegrpo as cg
-from condensegrpo.assembly.objects import described_objects
+from condensegrpo.assembly.build import build_components
+from condensegrpo.assembly.objects import SECTIONS, configured, described_objects
 from condensegrpo.condensers.whole_units import LastK
+from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import CheckpointError, CondenseError, ConfigError
-from condensegrpo.core.plugins import load_plugin
+from condensegrpo.core.plugins import KINDS, load_plugin
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
@@ -427,8 +430,49 @@ def test_an_error_shows_the_line_of_the_program_and_the_message_alone(program: t
 
 
 def test_what_a_class_cannot_be_named_by_or_an_object_needs_is_said(tmp_path: Path) -> None:
-    (line,) = described_objects({"python:brevity": brevity})
+    config = named_config("quickstart")
+    (line,) = described_objects(config, {"python:brevity": brevity})
     assert line.startswith("built by this program alone: brevity. condensegrpo eval needs them by name")
-    assert described_objects({}) == ()
+    assert described_objects(config, {}) == ()
     with pytest.raises(ConfigError, match=r"On the command line name its class in a file, as in reward\.name=path/to/"):
         load_plugin("rewards", "python:brevity")
+
+
+def test_what_is_said_of_a_tool_that_is_an_object_can_be_typed(tmp_path: Path) -> None:
+    """It was ``tool=…`` and ``rollout.tools.use=path/to/file.py:Name``; neither is taken."""
+    own, objects = configured("quickstart", (), {"tools": [price]})
+
+    def refused(tools: Any) -> None:
+        wrong, given = configured("quickstart", (), {"tools": tools})
+        build_components(wrong, objects=given)
+
+    (line,) = described_objects(own, objects)
+    (named,) = re.findall(r"as in (\S+), unless", line)
+    with pytest.raises(ConfigError, match=r"resume=True, tools=\[…\]\)\. .* the function or its class") as missing:
+        build_components(own)
+    (override,) = re.findall(r"as in (\S+)\.$", str(missing.value))
+    file = tmp_path / "mine.py"
+    file.write_text('def look_up(word: str) -> str:\n    """Looks.\n\n    Args:\n        word: what.\n    """\n')
+    for typed in (named.replace("mine.py", str(file)), override.replace("path/to/file.py:Name", f"{file}:look_up")):
+        settings, none = configured("quickstart", (typed,), {})
+        assert build_components(settings, objects=none).toolbox.names == ("look_up",)
+    assert build_components(own, objects=objects).toolbox.names == ("price",)
+    with pytest.raises(ConfigError, match="a tool with options is a class whose __call__ is the tool"):
+        refused([{"name": price, "options": {"currency": "EUR"}}])
+    with pytest.raises(ConfigError, match="python:int: found 3, wanted a function with type hints and a docstring"):
+        refused([3])
+
+
+def test_what_is_said_of_a_plug_in_of_a_program_names_keys_that_exist(tmp_path: Path) -> None:
+    """It was ``losse=…``, ``estimator.name=…`` and others for kinds that no argument takes."""
+    for kind in KINDS:
+        with pytest.raises(ConfigError) as missing:
+            load_plugin(kind, "python:Mine")
+        key, _, value = re.findall(r"as in (\S+)\.$", str(missing.value))[0].partition("=")
+        section: Any = named_config("quickstart").model_dump()
+        for part in key.split("."):
+            section = section[part]
+        assert section is None or isinstance(section, str | list | tuple)
+        assert isinstance(section, list | tuple) == value.startswith("[")
+        arguments = re.findall(r"resume=True, (\w+)=", str(missing.value))
+        assert set(arguments) <= SECTIONS.keys()

@@ -26,7 +26,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import Objects
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.plugins import OBJECT, forget_edited
+from condensegrpo.core.plugins import OBJECT, OVERRIDES, forget_edited
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
@@ -125,12 +125,15 @@ def _import_path(given: type) -> str:
     return f"{Path(file).resolve()}:{given.__name__}"
 
 
-def described_objects(objects: Objects) -> tuple[str, ...]:
+def described_objects(config: RunConfig, objects: Objects) -> tuple[str, ...]:
     """What to know of a run whose parts are objects, as lines of its log."""
     if not objects:
         return ()
     names = ", ".join(name.removeprefix(OBJECT) for name in objects)
-    return (
-        f"built by this program alone: {names}. condensegrpo eval needs them by name, as in reward.name=mine.py:Mine, "
-        f"unless the run is given classes of a file, as in reward=Mine",
-    )
+    if {tool.name for tool in config.rollout.tools.tools} >= objects.keys():
+        override = OVERRIDES["tools"].format("mine.py:look_up")
+        cure = f'{override}, unless the run names functions of a file, as in tools=["mine.py:look_up"]'
+    else:
+        override = OVERRIDES["rewards"].format("mine.py:Mine")
+        cure = f"{override}, unless the run is given classes of a file, as in reward=Mine"
+    return (f"built by this program alone: {names}. condensegrpo eval needs them by name, as in {cure}",)

@@ -41,6 +41,7 @@ class Use(Section):
     kind: ClassVar[str]  # a member of ``core.plugins.KINDS``
     methods: ClassVar[tuple[str, ...]] = ()  # that have no default
     base: ClassVar[type] = object  # whose own methods of these names only raise
+    of_function: ClassVar[str] = "a function takes them by functools.partial"  # how an object gets its options
     name: str
     """Of an installed plug-in, or path/to/file.py:Name."""
     options: dict[str, Any] = {}
@@ -69,7 +70,7 @@ class Use(Section):
         if self.name in objects and self.options:
             raise ConfigError(
                 f"setting up {self.name}: found the options {', '.join(self.options)}, and it is an object, which "
-                f"takes none. Construct it with them; a function takes them by functools.partial."
+                f"takes none. Construct it with them; {self.of_function}."
             )
         return objects.get(self.name)
 
@@ -234,6 +235,7 @@ class ToolUse(Use):
     """A tool of the policy."""
 
     kind: ClassVar[str] = "tools"
+    of_function: ClassVar[str] = "a tool with options is a class whose __call__ is the tool"
 
     def build(self, objects: Objects = NO_OBJECTS, /, **supplied: object) -> Tool:
         """A function is the tool; a class is built with its options, and its ``__call__`` is the tool."""
@@ -243,12 +245,15 @@ class ToolUse(Use):
             tool = build_plugin("tools", self.name, self.options, supplied)
         elif self.options:
             raise ConfigError(
-                f"setting up the tool {self.name} with {self.options}: it is no class and has no options. A tool with "
-                f"options is a class whose __call__ is the tool."
+                f"setting up the tool {self.name} with {self.options}: it is no class and has no options; "
+                f"{self.of_function}."
             )
-        if inspect.isroutine(tool):
-            return cast(Tool, tool)
-        return cast(Tool, with_methods(tool, self.name, "__call__").__call__)
+        if not callable(tool):
+            raise ConfigError(
+                f"setting up the tool {self.name}: found {tool!r:.80}{at_definition(tool)}, wanted a function with "
+                f"type hints and a docstring, or an object whose __call__ is one."
+            )
+        return cast(Tool, tool if inspect.isroutine(tool) else tool.__call__)
 
 
 class FormatUse(Use):

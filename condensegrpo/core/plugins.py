@@ -27,6 +27,25 @@ _files = dict[
 _loaded = set[Path]()  # the folders of the files of plug-ins
 KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
 
+OVERRIDES = {  # that name a plug-in of each kind
+    "condensers": "condenser.name={}",
+    "rewards": "reward.name={}",
+    "tasks": "task.name={}",
+    "samplers": "sampler.name={}",
+    "tools": "rollout.tools.use=[{}]",
+    "tool_formats": "rollout.tools.format={}",
+    "estimators": "algorithm.advantage.estimator={}",
+    "losses": "algorithm.loss.name={}",
+    "trackers": "trackers=[{}]",
+}
+PARTS = {  # arguments of ``condensegrpo.train`` and others that take objects
+    "condensers": "condenser=…",
+    "rewards": "reward=…",
+    "tasks": "task=…",
+    "samplers": "sampler=…",
+    "tools": "tools=[…]",
+}
+
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
     """The entry points of one kind (a member of ``KINDS``), by name."""
@@ -49,11 +68,12 @@ def missing_methods(plugin: object, *names: str) -> tuple[str, ...]:
 def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
     """The object that a plug-in's name stands for: a class or function, not yet called."""
     if name.startswith(OBJECT):
-        key = "rollout.tools.use" if kind == "tools" else f"{kind.removesuffix('s')}.name"
+        again = f"Pass the object again, as in condensegrpo.train(…, resume=True, {PARTS.get(kind)}). "
+        of_file = "the function or its class" if kind == "tools" else "its class"
         raise PluginError(
             f"looking for {name!r} among the {kind}: it is an object of a Python program, and no configuration can "
-            f"hold it. Pass the object again, as in condensegrpo.train(…, resume=True, {kind.removesuffix('s')}=…). "
-            f"On the command line name its class in a file, as in {key}=path/to/file.py:Name."
+            f"hold it. {again if kind in PARTS else ''}On the command line name {of_file} in a file, as in "
+            f"{OVERRIDES[kind].format('path/to/file.py:Name')}."
         )
     if ":" in name:
         return load_object(kind, name)

@@ -130,7 +130,7 @@ def prepare_run(
     if continued is not None and launched_rank(os.environ) == 0:
         _check_checkpoints(continued)
     components = build(config, objects=objects)
-    notes = (*check_run(components, resumed=continued is not None), *described_objects(objects))
+    notes = (*check_run(components, resumed=continued is not None), *described_objects(config, objects))
     if changes:
         notes = (f"changed since the run was last started:\n{change_table(changes)}", *notes)
     return PreparedRun(components=components, continued=continued, overwrite=overwrite, notes=notes)
