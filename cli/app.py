@@ -32,7 +32,7 @@ COMMANDS = {  # module of ``condensegrpo.cli`` and its function, or its Typer fo
     "inspect-trajectory": "inspect:inspect_trajectory",
     "report": "runs:report",
     "export": "runs:export_command",
-    "export-rows": "export_rows:export_rows_command",
+    "export-rows": "runs:export_rows_command",
     "doctor": "doctor:doctor",
     "plan": "plan:plan_command",
     "config": "explain:config_command",

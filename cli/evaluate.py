@@ -22,10 +22,11 @@ from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_
 from condensegrpo.config.load import named_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides
-from condensegrpo.core.errors import ConfigError, RunError, SamplerError
+from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.protocols.task import Split
+from condensegrpo.core.trajectory import StopReason
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
@@ -338,13 +339,13 @@ def play(
         )
     reply = typed if replies is None else said(read_replies(replies))
 
-    def say(request: "ReplyRequest") -> str:
+    def say(request: "ReplyRequest") -> str | None:
         console, budget = theme.console(), components.config.rollout.limits.max_context_tokens
         size = f"{request.tokens} of {plural(budget, 'token')}, a reply has at most {request.max_tokens}"
         console.print(Rule(f"turn {request.number}: the prompt, {size}", style=theme.FREE, align="left"))
         console.print(neutral(request.prompt), markup=False, highlight=False, soft_wrap=True)
         text = reply(request)
-        if replies is not None or not sys.stdin.isatty():  # a terminal shows what is typed
+        if text is not None and (replies is not None or not sys.stdin.isatty()):  # a terminal shows what is typed
             console.print(neutral(text), style="bold", markup=False, soft_wrap=True)
         return text
 
@@ -353,20 +354,23 @@ def play(
         posed = [problems[problem]]
         chosen, objects = configured(components.config, (), {"sampler": sampler})
         played, failures = sample_rollouts(build(chosen, components, objects), source, posed, n=1, observer=Silent())
+    if played[0].figures.stop is StopReason.ABORTED:
+        typer.echo(f"left after {plural(played[0].figures.turns, 'reply', 'replies')}: the episode is not scored")
+        return
     theme.console().print(Rule("the episode", style=theme.HEAD))
     played[0].show()
     check_failures([failures], Silent())
 
 
-def typed(request: "ReplyRequest") -> str:
-    """A reply from the terminal."""
+def typed(_: "ReplyRequest") -> str | None:
+    """A reply from the terminal; None at the end of its input."""
     typer.echo("your reply: ", nl=False)
     lines = list[str]()
     while not lines or lines[-1].endswith(CONTINUED):
         line = sys.stdin.readline()
         if not line:
             typer.echo()
-            raise SamplerError(f"reading reply {request.number}, counted from 0: the input ended before a reply.")
+            return None
         lines.append(line.rstrip("\n"))
     return "\n".join(line.removesuffix(CONTINUED) for line in lines)
 

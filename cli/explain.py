@@ -7,6 +7,7 @@ import typer
 
 from condensegrpo.cli.options import AsJson
 from condensegrpo.config.keys import Key, explained, keys, others
+from condensegrpo.config.load import shipped
 
 
 def _shown(key: Key) -> str:
@@ -15,15 +16,19 @@ def _shown(key: Key) -> str:
 
 
 def config_command(
-    listed: Annotated[
-        bool, typer.Option("--list", help="List the keys: the only thing that this command does.")
-    ] = True,
+    listed: Annotated[bool, typer.Option("--list", help="List the keys, as by default.")] = True,
+    names: Annotated[
+        bool, typer.Option("--shipped", help="List the names of the shipped configurations instead.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List all keys of a configuration with type, default and meaning.
+    """List all keys of a configuration with type, default and meaning, or the shipped configurations.
 
     Example: condensegrpo config --list | grep context
     """
+    if names:
+        typer.echo(json.dumps({"version": 1, "shipped": shipped()}, indent=2) if as_json else "\n".join(shipped()))
+        return
     if as_json:
         typer.echo(json.dumps({"version": 1, "keys": [key._asdict() for key in keys().values()]}, indent=2))
         return

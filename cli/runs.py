@@ -1,4 +1,4 @@
-"""``condensegrpo runs``, ``report`` and ``export``: list and compare runs, write a report, export a policy."""
+"""``condensegrpo runs``, ``report``, ``export`` and ``export-rows``: what there is of runs, and what leaves them."""
 
 import json
 import os
@@ -20,7 +20,9 @@ from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.display.tables import show_fitting, table
 from condensegrpo.display.theme import one_line, program
+from condensegrpo.integrations.rows import System, export_rows
 from condensegrpo.reporting.runs import RunComparison, compare_runs, find_runs, sparklines, summary
+from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.hub import files_of, upload_to_hub
 from condensegrpo.storage.run_folder import RunFolder
 
@@ -262,3 +264,27 @@ def _push(folder: Path, repository: str, *, public: bool, dry_run: bool) -> None
         return
     typer.echo(f"uploading {size} to {repository}")
     typer.echo(upload_to_hub(folder, repository, public=public, message=f"condensegrpo export of {folder.name}"))
+
+
+def export_rows_command(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|FILE", help="A run folder, or trajectories.", autocompletion=run_folders),
+    ],
+    to: Annotated[System, typer.Option(help="The trainer whose structure the rows have.")],
+    step: Annotated[int | None, typer.Option(min=0, help="A step of the run; by default all.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write into this file, not to the terminal.")] = None,
+) -> None:
+    """Write trajectories as rows for another trainer, a JSON object a line: ids, masks, log-probabilities, credit.
+
+    Example: condensegrpo export-rows runs/quickstart --to trl --out rows.jsonl
+    """
+    if out is not None and out.exists():
+        raise RunError(f"exporting to {out}: it is there already, and nothing is overwritten. Give a new name.")
+    lines = [json.dumps(row) for row in export_rows(source, to, step=step)]
+    text = "".join(f"{line}\n" for line in lines)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_atomically(out, text)
+    typer.echo(f"{plural(len(lines), 'row')} for {to} → {out}")

@@ -306,7 +306,7 @@ def test_preparing_a_run_and_planning_it_import_no_deepspeed() -> None:
 WITHOUT_TORCH = {  # functions of commands that need no extra, and what they call; "": all functions of a file
     "condensegrpo.cli.app": "",
     "condensegrpo.cli.explain": "",
-    "condensegrpo.cli.export_rows": "",
+    "condensegrpo.cli.runs": "export_rows_command",
     "condensegrpo.cli.init": "init plugins describe_plugin",
     "condensegrpo.cli.inspect": "",
     "condensegrpo.cli.evaluate": "play typed _tokenizer_of",

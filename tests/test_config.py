@@ -287,9 +287,18 @@ def test_a_shipped_configuration_is_found_by_name_and_by_its_path_in_a_checkout(
     assert find_config("quickstart").is_file()
 
 
-def test_a_missing_configuration_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'quickstart'"):
-        find_config("configs/quikstart.yaml")
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("configs/quikstart.yaml", r"Did you mean 'quickstart' or [^,]*\? "),
+        ("tool_use_gsm8k", r"Did you mean 'tool_use_gsm8k_lora' or 'tool_use_mbpp_lora'\? "),
+        ("nosuch.yaml", ""),
+    ],
+)
+def test_a_missing_configuration_names_the_nearest_and_the_command_that_lists_all(name: str, near: str) -> None:
+    wanted = rf"{name}: there is no such file\. {near}condensegrpo config --shipped lists those of the package\.$"
+    with pytest.raises(ConfigError, match=wanted):
+        find_config(name)
 
 
 @pytest.mark.parametrize("name", shipped())

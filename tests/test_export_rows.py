@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import condensation, scored, trajectory, turn
+from command import run as command
 from command import succeed
 
 from condensegrpo.core.errors import ConfigError, RolloutError
@@ -127,6 +128,9 @@ def test_the_command_writes_the_rows_of_a_run_or_of_a_file(tmp_path: Path) -> No
     written = tmp_path / "rows.jsonl"
     assert "4 rows for trl" in succeed("export-rows", str(run.path), "--to", "trl", "--out", str(written))
     assert [json.loads(line) for line in written.read_text().splitlines()] == list(export_rows(run.path, "trl"))
+    again = command("export-rows", str(run.path), "--to", "verl", "--out", str(written))
+    assert f"exporting to {written}: it is there already, and nothing is overwritten" in again.stderr
+    assert again.returncode == 1
     lines = succeed("export-rows", str(run.trajectories(1)), "--to", "prime-rl").splitlines()
     assert [json.loads(line) for line in lines] == list(export_rows(run.path, "prime-rl", step=1))
     assert json.loads(lines[0])["temperatures"] == [0.7] * 6

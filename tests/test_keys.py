@@ -7,7 +7,7 @@ import pytest
 from command import ROOT, run, succeed
 
 from condensegrpo.config.keys import OTHERS, Key, explained, keys
-from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.load import find_config, load_config, shipped
 from condensegrpo.config.yaml_tree import leaves
 from condensegrpo.core.errors import ConfigError
 
@@ -48,10 +48,49 @@ def test_the_settings_of_trl_and_verl_in_the_glossary_are_answered_with_ours() -
         ("epsilon", "algorithm.loss.options.clip_low"),
         ("samples_per_problem", "train.samples_per_problem"),
         ("condenser.options.keep_last", "condenser.options.keep_last"),
+        ("trackers.0", "trackers"),
+        ("rollout.tools.use.1.name", "rollout.tools.use"),
+        ("rollout.template_options.enable_thinking", "rollout.template_options"),
     ],
 )
 def test_a_key_is_found_by_other_names(name: str, ours: str) -> None:
     assert explained(name).name == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "takers"),
+    [
+        ("condenser.options.keep_last", "option of compact, last_k, summary, summary_model; default 1"),
+        ("condenser.options.stages.0.options.keep_first", "option of image_caption, image_mask, image_scale, last_k"),
+        ("condenser.options.stages.0.over", "option of anchors, pipeline"),
+        ("reward.options.parts.0.weight", "option of weighted_sum"),
+        ("rollout.tools.use.0.options.corpus", "option of search; required"),
+        ("algorithm.loss.options.clip_low", "option of cispo, default 1.0; clipped, default 0.2; gspo, default 0.0003"),
+        ("sampler.options.engine.gpu_memory_utilization", "option of vllm"),
+    ],
+)
+def test_an_option_is_explained_by_the_plug_ins_that_take_it(name: str, takers: str) -> None:
+    assert explained(name).type.startswith(takers)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        (
+            "condenser.options.keep_lst",
+            "none of the installed condensers has such an option. Did you mean 'keep_last'?",
+        ),
+        ("condenser.options.keep_last.foo", "none of the installed condensers has such an option"),
+        ("sampler.options.engine.gpu", "none of the installed samplers has such an option"),
+        ("algorithm.loss.options.logp_T", "none of the installed losses has such an option"),  # a column
+        ("rollout.condense.use.name.foo", "there is none"),
+        ("rollout.tools.use.options.corpus", "there is none"),  # of no entry
+        ("train.steps.0", "there is none"),
+    ],
+)
+def test_no_key_is_invented_below_another(name: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        explained(name)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +116,4 @@ def test_the_commands_print_keys() -> None:
     listed = json.loads(succeed("config", "--list", "--json"))["keys"]
     assert [key["name"] for key in listed] == [*keys()]
     assert len(succeed("config", "--list").splitlines()) == len(listed)
+    assert succeed("config", "--shipped").splitlines() == list(shipped())

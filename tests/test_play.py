@@ -99,17 +99,29 @@ def test_tools_and_their_results_are_shown(tmp_path: Path) -> None:
     ("arguments", "fault"),
     [
         (("--problem", "999999"), "reading --problem: found 999999, and the eval problems are"),
-        (("--replies", "/nowhere.yaml"), "reading the replies of /nowhere.yaml: "),
-        (
-            (),
-            "error: the trajectory failed: the sampler: SamplerError: reading reply 0, counted from 0: the input ended",
-        ),
+        (("--replies", "/nowhere.yaml"), "reading the replies of /nowhere.yaml: No such file or directory. Wanted a"),
     ],
 )
 def test_what_cannot_be_played_is_an_error(arguments: tuple[str, ...], fault: str) -> None:
     done = run("play", "quickstart", *arguments)
-    assert done.returncode in (1, 2)
+    assert done.returncode == 2
     assert fault in done.stderr
+
+
+def test_replies_that_are_no_yaml_are_one_line_with_the_place(tmp_path: Path) -> None:
+    file = tmp_path / "replies.yaml"
+    file.write_text("a: [1\nb: 2")
+    done = run("play", "quickstart", "--replies", str(file))
+    place = f"error: reading the replies of {file}: it is not YAML: line 2, column 2: expected ',' or ']', but got ':'."
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(place)
+
+
+def test_the_end_of_the_input_leaves_the_episode_quietly() -> None:
+    left = CliRunner().invoke(app, EPISODE, input=b"<note> 5 </note>\n", catch_exceptions=False)
+    assert left.exit_code == 0
+    assert left.output.splitlines()[-1] == "left after 1 reply: the episode is not scored"
+    assert "malformed" not in left.output
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:

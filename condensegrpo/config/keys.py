@@ -1,19 +1,35 @@
 """The keys of a configuration with type, default and meaning, from its JSON schema, and what TRL and verl call them."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from inspect import Parameter
+from typing import Any, NamedTuple, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from condensegrpo.config.options import installed_options
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.section import keys_of, sections_in
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.episodes.settings import ToolLimits
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "mapping"}
+PLUG_INS = {  # the kind of the plug-ins that a section, or an entry of a list, names: see _inside
+    "task": "tasks",
+    "condenser": "condensers",
+    "reward": "rewards",
+    "sampler": "samplers",
+    "trackers[]": "trackers",
+    "rollout.tools.use[]": "tools",
+    "rollout.tools.format": "tool_formats",
+    "algorithm.advantage": "estimators",
+    "algorithm.loss": "losses",
+}
+FREE = "mapping"  # the type of a key below which any key may stand
 OTHERS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
     "num_generations": "train.samples_per_problem",
     "generation_batch_size": "train.problems_per_step",
@@ -112,12 +128,58 @@ def explained(name: str) -> Key:
     ends = [key for key in known if key.endswith(f".{name}")]
     if ours in known or len(ends) == 1:
         return known[ours if ours in known else ends[0]]
-    section, dot, _ = ours.partition(".options.")
-    if dot and f"{section}.options" in known:
-        return Key(ours, "option of the plug-in", "", f"See condensegrpo plugins and docs/reference for {section}.")
+    if (inside := _inside(ours)) is not None:
+        return inside
     lasts = [key.rpartition(".")[2] for key in known]
     near = f"Did you mean {', '.join(ends)}? " if ends else did_you_mean(name, [*known, *lasts, *OTHERS])
     raise ConfigError(f"looking for the key {name}: there is none. {near}condensegrpo config --list shows all.")
+
+
+def _inside(name: str) -> Key | None:
+    """The key of an entry of a list, of a free mapping, or of an option of a plug-in; None: it is none of them."""
+    known, pattern = keys(), re.sub(r"\.\d+(?=\.|$)", "[]", name)
+    section, dot, path = pattern.partition(".options.")
+    if dot and section in PLUG_INS:
+        return _option(name, PLUG_INS[section], path.replace("[]", "").split("."))
+    listed, entry, field = pattern.partition("[]")
+    if entry and field in ("", ".name", ".options") and listed in known and known[listed].type.startswith("list"):
+        return known[listed]
+    return next((key for key in known.values() if key.type == FREE and name.startswith(f"{key.name}.")), None)
+
+
+def _option(name: str, kind: str, path: Sequence[str]) -> Key:
+    """An option that installed plug-ins of a kind take, or a key in it, with those plug-ins and their defaults."""
+    if "options" in path:  # of a reward within a reward, or of a condenser within a condenser
+        path = path[path.index("options") + 1 :]
+    known = installed_options(kind)
+    takers = {
+        plugin: "required" if (default := options[path[0]].default) is Parameter.empty else f"default {default!r:.40}"
+        for plugin, options in known.items()
+        if options is not None and path[0] in options and _leads_to(options[path[0]].annotation, path[1:])
+    }
+    if not takers and None not in known.values():
+        every = {option for options in known.values() for option in options or ()}
+        near = "" if path[0] in every else did_you_mean(path[0], every)
+        raise ConfigError(
+            f"looking for the key {name}: none of the installed {kind} has such an option. {near}docs/reference lists "
+            f"the options of each."
+        )
+    stated = [", ".join(takers), *set(takers.values())]
+    if len(path) > 1:
+        stated = [", ".join(takers)]
+    elif len(stated) > 2:
+        stated = [f"{taker}, {default}" for taker, default in takers.items()]
+    return Key(name, f"option of {'; '.join(stated) or 'a plug-in'}", "", "docs/reference lists the options of each.")
+
+
+def _leads_to(annotation: object, path: Sequence[str]) -> bool:
+    """Whether a path of keys leads into the values of a type."""
+    if not path:
+        return True
+    if sections := [*sections_in(annotation)]:
+        within = (get_type_hints(section)[path[0]] for section in sections if path[0] in keys_of(section))
+        return any(_leads_to(inner, path[1:]) for inner in within)
+    return any(word in str(annotation) for word in ("Mapping", "dict", "Any", "object"))
 
 
 def others(name: str) -> list[str]:

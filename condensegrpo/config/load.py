@@ -257,8 +257,7 @@ def find_config(name: str) -> Path:
     fault = f"it is a folder without {STORED}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
         f"reading the configuration {name}: {fault}. "
-        f"{did_you_mean(shipped_as, shipped())}"
-        f"Shipped: {', '.join(shipped())}."
+        f"{did_you_mean(shipped_as, shipped(), most=3)}condensegrpo config --shipped lists those of the package."
     )
 
 

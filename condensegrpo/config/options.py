@@ -11,6 +11,7 @@ NaN is no float. A parameter without an annotation, or with one that pydantic ca
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,13 +25,14 @@ from condensegrpo.config.section import UNKNOWN, expectation, nearest_keys, sect
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition, plugin_code
-from condensegrpo.core.plugins import load_plugin
+from condensegrpo.core.plugins import installed, load_plugin
 from condensegrpo.core.wording import did_you_mean
 
 NOTHING: Mapping[str, object] = {}
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 OF_OTHERS = {"completions", "solution_str"}  # arguments of reward functions for TRL and verl
 OF_REWARDS = {"trajectory", "problem"}
+COLUMN = re.compile(r".*_[A-Z]+")  # a parameter of an estimator or a loss that is no option
 
 
 def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object] = NOTHING) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
@@ -78,6 +80,28 @@ def validated(
     """
     parameters = {name: each for name, each in _parameters(function).items() if name in names}
     return _checked(parameters, where + at_definition(function), options)
+
+
+def installed_options(kind: str) -> dict[str, dict[str, Parameter] | None]:
+    """The options of the installed plug-ins of a kind, by name; None for one whose extra is not installed.
+
+    They are all parameters of a class, and those of a function that have a name or a default.
+    """
+    found = dict[str, dict[str, Parameter] | None]()
+    for point in installed(kind):
+        try:
+            plugin = load_plugin(kind, point.name)
+        except PluginError:
+            found[point.name] = None
+            continue
+        found[point.name] = {
+            name: each
+            for name, each in _parameters(getattr(plugin, "function", plugin)).items()
+            if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            and not COLUMN.fullmatch(name)
+            and (isinstance(plugin, type) or each.kind is each.KEYWORD_ONLY or each.default is not each.empty)
+        }
+    return found
 
 
 def _is_reward(kind: str, factory: object) -> bool:

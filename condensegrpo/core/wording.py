@@ -10,14 +10,14 @@ def plural(number: float, singular: str, several: str = "") -> str:
     return f"{number:g} {noun}" if isinstance(number, float) else f"{number} {noun}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the nearest known name; empty if none is near.
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
+    """A sentence with the nearest known name, or as many as ``most``; empty if none is near.
 
     >>> did_you_mean("keep_lst", ["keep_last", "keep_first"]), did_you_mean("zzz", ["keep_last"])
     ("Did you mean 'keep_last'? ", '')
     """
-    nearest = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {nearest[0]!r}? " if nearest else ""
+    nearest = map(repr, difflib.get_close_matches(name, list(known), n=most))
+    return f"Did you mean {listed}? " if (listed := " or ".join(nearest)) else ""
 
 
 def ranges(numbers: Collection[int]) -> str:

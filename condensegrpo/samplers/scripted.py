@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from condensegrpo.config.yaml_tree import parse_yaml
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
@@ -100,8 +101,8 @@ class ReplyRequest:
 class TextSampler(ScriptedSampler):
     """Replies with the texts that a function returns, each ended by a stop token as a model would."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", say: Callable[[ReplyRequest], str]) -> None:
-        """``say`` returns the text of a reply; its errors are not caught."""
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", say: Callable[[ReplyRequest], str | None]) -> None:
+        """``say`` returns the text of a reply, or None to give the trajectory up; its errors are not caught."""
         super().__init__([], logprob=CERTAIN)
         self._tokenizer, self._say = tokenizer, say
         self._played = dict[str, tuple[int, int]]()  # seed of the first reply and number of replies, by trajectory
@@ -114,7 +115,10 @@ class TextSampler(ScriptedSampler):
         self._played[params.trajectory] = (first, number + 1)
         prompt = self._tokenizer.decode(list(prompt_ids))
         request = ReplyRequest(prompt=str(prompt), tokens=len(prompt_ids), max_tokens=params.max_tokens, number=number)
-        reply = self._tokenizer.encode(self._say(request), add_special_tokens=False)
+        text = self._say(request)
+        if text is None:
+            return Generation(token_ids=(), logprobs=(), finish=FinishReason.ABORT)
+        reply = self._tokenizer.encode(text, add_special_tokens=False)
         eos = self._tokenizer.eos_token_id
         return self._ended((*reply, *([eos] if eos in params.stop_ids else params.stop_ids[:1])), params)
 
@@ -142,9 +146,11 @@ def scripted(replies: Replies | None = None, *, file: str | None = None, model_p
 def read_replies(file: Path) -> Replies:
     """The replies of a YAML file."""
     try:
-        return TypeAdapter[Replies](Replies).validate_python(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return TypeAdapter[Replies](Replies).validate_python(parse_yaml(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        found = "it holds something else" if isinstance(error, ValidationError) else str(error)
+        found = f"it is not YAML: {error}"
+        if isinstance(error, OSError | ValidationError):
+            found = str(error.strerror) if isinstance(error, OSError) else "it holds something else"
         raise ConfigError(
             f"reading the replies of {file}: {found}. Wanted a YAML file with a list of texts, or with a list for each "
             f"problem under a text of its prompt, such as the question."
