@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensegrpo.core.errors import CondenseError
+from condensegrpo.core.process import temporary_folder
 from condensegrpo.core.trajectory import Segment, TrainedTurn
 from condensegrpo.core.wording import plural
 from condensegrpo.display.console import quiet_libraries
@@ -90,8 +90,8 @@ def run_trial(
     """The findings of a trial in processes of its own, a rank on every device; that it hangs or dies is one too."""
     several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
     cure = NCCL if several else AGAIN
-    with tempfile.TemporaryDirectory(prefix="condensegrpo-") as folder:
-        file = Path(folder) / "findings.json"
+    with temporary_folder("doctor") as folder:
+        file = folder / "findings.json"
         command = [sys.executable, *several, "-m", module, name, str(file), *arguments]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -191,8 +191,8 @@ def tried_here(trial: str, name: str, overrides: Sequence[str]) -> list[Finding]
     quiet_libraries()
     try:
         config = named_config(name, overrides)
-        with tempfile.TemporaryDirectory(prefix="condensegrpo-") as temporary:
-            folder = RunFolder.create(Path(temporary) / "run")
+        with temporary_folder("doctor") as temporary:
+            folder = RunFolder.create(temporary / "run")
             return try_learner(config, folder) if trial == "learner" else try_sampler(config, folder)
     except CondenseError as error:
         return [problem(trial, str(error), "correct the configuration, the overrides or the files that it names")]

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +24,7 @@ from condensegrpo.config.yaml_tree import apply_overrides
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Silent
+from condensegrpo.core.process import temporary_folder
 from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.core.wording import plural
@@ -386,7 +386,7 @@ def _tokenizer_of(components: "Components") -> Iterator[str]:
         yield str(model.path)
         return
     made = made_tokenizer(components.task, model.new)
-    with TemporaryDirectory(prefix="condensegrpo-play-") as folder:
+    with temporary_folder("play") as folder:
         made.save_pretrained(folder)
         new_config(model.new, vocab_size=len(made)).save_pretrained(folder)
-        yield folder
+        yield str(folder)

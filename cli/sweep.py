@@ -22,7 +22,7 @@ from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.learner.launchers import check_alone
-from condensegrpo.storage.environment import edited_plugins
+from condensegrpo.storage.environment import edited_inputs
 from condensegrpo.storage.files import make_folder, write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.sweep import (
@@ -80,7 +80,7 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
         unchecked = [run for run in runs if planned.states[run.name] is not RunState.FINISHED]
         display.phase(title, len(unchecked))
         check_runs(display.counted(unchecked))
-    edited = {run.name: files for run in runs if (files := edited_plugins(run.folder.path))}
+    edited = {run.name: files for run in runs if (files := edited_inputs(run.folder.path))}
     for file in sorted({file for files in edited.values() for file in files}):
         names = ", ".join(name for name, files in edited.items() if file in files)
         theme.console(sys.stderr).print(

@@ -10,7 +10,6 @@ All of it works in a notebook: the engine's event loop has a thread of its own. 
 """
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -18,12 +17,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from condensegrpo.core.errors import ConfigError, concise, concise_class
 from condensegrpo.core.observer import Observer, Observers
+from condensegrpo.core.process import temporary_folder
 from condensegrpo.display.rollouts import Rollout, Rollouts
 from condensegrpo.inspection.batches import choose
 from condensegrpo.inspection.index import Index
@@ -240,28 +239,26 @@ def sample_rollouts(
 
     settings, step = components.config, trained_steps(source)
     check_model(components, source)
-    folder = mkdtemp(prefix="condensegrpo-rollouts-")
-    media = MediaFolder(Path(folder) / "media")
-    with ExitStack() as failed, opened_policy(settings, source, media=media, objects=components.objects) as players:
-        failed.callback(shutil.rmtree, folder, ignore_errors=True)
-        observer.phase("sampling", len(problems) * n)
-        watch = Watch(settings.rollout.limits.turn_seconds, observer.notice)
-        with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
-            scored = loop.run(
-                players.player(components, temperature=settings.rollout.temperature).play(
-                    problem_groups(problems, step=step or 0),
-                    samples=n,
-                    run_seed=settings.seed,
-                    step=ROLLOUT_STEP,
-                    on_scored=lambda _: observer.advance(),
+    with ExitStack() as kept:
+        folder = kept.enter_context(temporary_folder("rollouts"))
+        media = MediaFolder(folder / "media")
+        with opened_policy(settings, source, media=media, objects=components.objects) as players:
+            observer.phase("sampling", len(problems) * n)
+            watch = Watch(settings.rollout.limits.turn_seconds, observer.notice)
+            with BackgroundLoop("rollout", close_seconds=PLUGIN_SECONDS, watch=watch) as loop:
+                scored = loop.run(
+                    players.player(components, temperature=settings.rollout.temperature).play(
+                        problem_groups(problems, step=step or 0),
+                        samples=n,
+                        run_seed=settings.seed,
+                        step=ROLLOUT_STEP,
+                        on_scored=lambda _: observer.advance(),
+                    )
                 )
-            )
-        failed.pop_all()
-    sampled_with = provenance(settings, model=source, step=step)
-    file = Path(folder) / "rollouts.parquet"
-    write_trajectories(file, scored, sampled_with)
-    index = Index(file)
-    weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)  # every rollout holds the index
+        file = folder / "rollouts.parquet"
+        write_trajectories(file, scored, provenance(settings, model=source, step=step))
+        index = Index(file)
+        weakref.finalize(index, kept.pop_all().close)  # every rollout holds the index
     return Rollouts(index, file), failures_of(scored)
 
 

@@ -15,6 +15,7 @@ from annotated_types import Ge, MinLen
 from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
+from condensegrpo.episodes.toolformats import transcript
 from condensegrpo.rewards.outcome import JudgingReward, judge_trajectory
 
 Fields = Annotated[Sequence[Annotated[Sequence[str], MinLen(1)]], MinLen(1)]  # names of tags
@@ -46,7 +47,7 @@ class _MeanOverReplies:
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        replies = [turn.reply.transcript.strip() for turn in trajectory.turns if turn.kind == "act"]
+        replies = [transcript(turn.reply).strip() for turn in trajectory.turns if turn.kind == "act"]
         total = fmean(map(self._of, replies)) if replies else 0.0
         return RewardResult(total=total, components={self._name: total}, correct=0.0)
 

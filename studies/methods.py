@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,8 +22,7 @@ from typing import Any
 from condensegrpo import api
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstrations, demonstrations
-from condensegrpo.assembly.open_learner import open_learner
-from condensegrpo.assembly.runtime import open_sampler, renderer_for
+from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.core.observer import Silent
@@ -36,7 +34,7 @@ from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.studies.lab.study import LabStudy, load_lab_study
-from condensegrpo.training.initial_policy import Probe, WarmStart, base_policy
+from condensegrpo.training.initial_policy import WarmStart, base_policy
 from condensegrpo.training.run_setup import prepare_run
 from condensegrpo.training.sweep import StudyRun, runs_of
 
@@ -81,22 +79,10 @@ def make_warm_start(runs: Sequence[StudyRun]) -> Path:
     renderers = [renderer_for(components, source) for components in parts]
     mixed = Mixed([demonstrations(each, renderer, source) for each, renderer in zip(parts, renderers, strict=True)])
     WarmStart(
+        components=parts[0],
+        media=None,
+        renderer=renderers[0],
         demonstrations=mixed,
-        open_learner=partial(
-            open_learner, config, optimizer=config.warm_start.optimiser, lora=None, total_steps=config.warm_start.steps
-        ),
-        settings=config.warm_start,
-        max_tokens=config.learner.tokens_per_micro_batch,
-        probe=Probe(
-            demonstrations=mixed,
-            renderer=renderers[0],
-            stop_strings=(),
-            seed=config.seed,
-            open_sampler=partial(open_sampler, config),
-            turns=config.warm_start.probe_turns,
-            max_output_tokens=config.rollout.limits.max_output_tokens,
-            temperature=config.rollout.temperature,
-        ),
         observer=Silent(),
         stopping=lambda: False,
     ).run(source, shared.path / "origin" / "warm")

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -278,6 +279,17 @@ def test_a_warm_start_is_probed_inside_a_running_event_loop(tmp_path: Path, monk
 
     asyncio.run(cell())
     assert (tmp_path / "runs/quickstart/origin/warm").is_dir()
+
+
+def test_rollouts_that_cannot_begin_leave_no_folder(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made := tmp_path / "temporary").mkdir()
+    (file := tmp_path / "mine.py").write_text("def sampler():\n    raise OSError('no server answers')\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(made))
+    with pytest.raises(CondenseError, match="no server answers"):
+        cg.rollout(config, f"sampler.name={file}:sampler", task=Sums(), reward=brevity, tools=["calculator", price])
+    assert [*made.iterdir()] == []
 
 
 def test_an_evaluation_under_a_launcher_is_refused_before_it_samples(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from condensegrpo.core.errors import DataError, RunError
-from condensegrpo.storage.environment import edited_plugins, write_environment
+from condensegrpo.storage.environment import edited_inputs, write_environment
 
 WRITE = (
     "import sys; from pathlib import Path; from condensegrpo.storage.environment import write_environment; "
@@ -64,21 +64,36 @@ def test_an_edited_plug_in_of_a_run_is_named(tmp_path: Path) -> None:
     plugin, run = tmp_path / "brief.py", tmp_path / "run"
     plugin.write_text("class Brief: ...\n")
     run.mkdir()
-    assert edited_plugins(run) == ()
+    assert edited_inputs(run) == ()
     write_environment(run, plugins=(plugin,))
-    assert edited_plugins(run) == ()
+    assert edited_inputs(run) == ()
     plugin.write_text("class Brief: words = 3\n")
-    assert edited_plugins(run) == (str(plugin),)
+    assert edited_inputs(run) == (str(plugin),)
     write_environment(run, plugins=(plugin,))  # resumed: half of it was made with what the file was
-    assert edited_plugins(run) == (str(plugin),)
+    assert edited_inputs(run) == (str(plugin),)
     plugin.unlink()  # as where the run was moved to another machine
-    assert edited_plugins(run) == ()
+    assert edited_inputs(run) == ()
+
+
+def test_a_writer_whose_folder_changed_is_named_whatever_folder_its_name_stands_for(tmp_path: Path) -> None:
+    first, second = tmp_path / "step_000001", tmp_path / "step_000002"  # of a run that goes on
+    for number, folder in enumerate((first, second)):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(bytes(8 + number))
+    assert edited_inputs(tmp_path, {"runs/other": first}) == ()
+    write_environment(tmp_path, writers={"runs/other": first})
+    assert edited_inputs(tmp_path, {"runs/other": first}) == ()
+    write_environment(tmp_path, writers={"runs/other": second})
+    assert edited_inputs(tmp_path, {"runs/other": second}) == ("runs/other",)
+    (first / "model.safetensors").write_bytes(b"other")
+    assert edited_inputs(tmp_path, {"runs/other": first}) == ("runs/other",)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"folder": "', "\0"])
 def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "environment.json").write_text(content)
-    for reader in (edited_plugins, write_environment):
+    for reader in (edited_inputs, write_environment):
         with pytest.raises(DataError, match=r"environment\.json: it is damaged .*Remove it: the next start writes it"):
             reader(tmp_path)
 

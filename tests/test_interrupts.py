@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import ENVIRONMENT, TINY, start, succeed
+from command import ENVIRONMENT, TINY, command, start, succeed
 from runs import wait_for, wait_for_phase
 from waiting import eventually
 
@@ -51,6 +51,22 @@ def test_ctrl_c_twice_leaves_at_once_also_while_a_call_of_c_holds_the_interprete
     finally:
         process.kill()  # else it would hold a processor for as long as the machine runs
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children)), children
+
+
+def test_ctrl_c_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("play", "quickstart"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
+    )
+    kinds = ("play", "rollouts")  # of the tokenizer, and of what is played
+    assert eventually(lambda: all([*tmp_path.glob(f"condensegrpo-{kind}-*")] for kind in kinds))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert [*tmp_path.glob("condensegrpo-*")] == []
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "CROSS_RANK"])

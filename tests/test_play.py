@@ -95,6 +95,14 @@ def test_tools_and_their_results_are_shown(tmp_path: Path) -> None:
     assert re.search("then calculator +<result>42</result>", out)
 
 
+def test_of_code_that_is_run_what_was_said_is_shown_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "replies.yaml").write_text("['<code>print(6 * 7)</code>', '<answer> 7 </answer>']")
+    tools = ("rollout.tools={use: [python], format: code}", "model.new.tokenizer=bpe", *LARGE)
+    out = succeed(*EPISODE, *tools, "--replies", str(tmp_path / "replies.yaml"))
+    assert re.search(r"reply +<code>print\(6 \* 7\)</code>", out)
+    assert "tool_call" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [

@@ -36,6 +36,7 @@ from condensegrpo.storage.trajectories import (
     part_file,
     parts_of,
     read_credit,
+    read_figures,
     read_trajectories,
     read_trajectory,
     sample_trajectories,
@@ -315,6 +316,19 @@ def test_a_value_removed_from_a_list_is_named_with_row_and_column(tmp_path: Path
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(edited, schema=table.schema), path, row_group_size=1)
     with pytest.raises(TrajectoryFileError, match=rf"t\.parquet, row 1: a list in the column {column} lacks a value"):
         read_trajectories(path)
+
+
+@pytest.mark.parametrize("part", ["name", "value"])
+def test_half_of_a_pair_that_was_removed_is_named_by_every_reader(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "t.parquet"
+    write_trajectories(path, [example("a"), example("b")])
+    table = pyarrow.parquet.read_table(path)
+    edited = table.to_pylist()
+    edited[1]["components"][0][part] = None
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(edited, schema=table.schema), path, row_group_size=1)
+    for read in (read_trajectories, read_figures):
+        with pytest.raises(TrajectoryFileError, match=r"row 1: a list in the column components lacks a value"):
+            read(path)
 
 
 def test_a_value_removed_from_a_credit_file_is_named(tmp_path: Path) -> None:

@@ -279,6 +279,22 @@ def test_the_warm_start_goes_another_round_while_its_probe_falls_short(tmp_path:
     assert sorted(path.name for path in (tmp_path / "short/origin").iterdir()) == ["new", "warm"]
 
 
+def test_a_warm_start_that_was_stopped_in_a_later_round_probes_no_round_again(tmp_path: Path) -> None:
+    rounds = "warm_start={steps: 40, turns_per_step: 64, probe_target: 1.0, max_rounds: 2}"
+    process = start("train", *TINY, rounds, "train.steps=0", f"runs_dir={tmp_path}", "name=stopped")
+    origin = tmp_path / "stopped/origin"
+    while max(checkpoint.steps(origin / ".warm-checkpoints"), default=0) <= 40:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert (origin / ".round-1").is_dir()
+    (tmp_path / "stopped/log.txt").unlink()
+    out = succeed("train", "--resume", str(tmp_path / "stopped"))
+    assert "of round 2" in out
+    assert out.count("single turns are sound") == 1  # after the second round
+
+
 def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:
     settings = ("warm_start={steps: 100, turns_per_step: 64}", "train.steps=0", "evaluate.problems=1")
     process = start("train", *TINY, *settings, f"runs_dir={tmp_path}", "name=stopped")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.resumed import allowed_changes, store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import CheckpointError, ConfigError
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, curve
@@ -278,6 +279,21 @@ def test_a_writer_is_a_model_folder_or_a_run(model: Path, with_frozen_writer: Ru
     assert [ids for ids, _ in rolled_out(trained, trained, str(trained))] == [ids for ids, _ in alone]
     before = rolled_out(trained, model, "initial")  # without a run, the model that is evaluated
     assert rolled_out(trained, model, str(model)) == before
+
+
+def test_a_resumed_run_says_that_its_writer_changed_and_a_damaged_writer_is_refused(
+    model: Path, template: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "other/checkpoints/step_000000"
+    shutil.copytree(model.parent, checkpoint)
+    frozen = (f"rollout.condense.writer={checkpoint}", "train.steps=1")
+    chosen = config("summary", options_of("summary", template), model, tmp_path / "runs", *frozen)
+    folder, observer = run(chosen), Listening()
+    file = checkpoint / "model/generation_config.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(CheckpointError, match=r"reading the checkpoint .*other.*: model/generation_config\.json has"):
+        run_training(build(chosen), folder, observer=observer, stopping=lambda: False)
+    assert f"{checkpoint} was edited since this run began to use it" in observer.said
 
 
 def test_cross_play_of_a_run_plays_writer_and_reader_apart(with_frozen_writer: RunFolder) -> None:

@@ -5,7 +5,7 @@ What the task's code raises is an error that names file and line.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -69,8 +69,9 @@ class Demonstrations:
 
         Condense turns are among those of an expert.
         """
-        made = self._played_turns(seed) if overrides(self.task, Task.expert) else self._made_turns(seed)
-        return islice(made, skipped, None)
+        if overrides(self.task, Task.expert):
+            return islice(self._played_turns(seed), skipped, None)
+        return self._rendered(islice(made_turns(self.task, seed), skipped, None))
 
     def sound(self, turn: Demonstration, reply: str) -> bool | None:
         """The task's verdict on a sampled reply in the context of a turn; ``None``: that cannot be judged.
@@ -81,8 +82,8 @@ class Demonstrations:
             return reply.split() == turn.reply.split()
         return verdict_of(self.task, turn, reply)
 
-    def _made_turns(self, seed: int) -> Iterator[DemonstratedTurn]:
-        """The task's own; they repeat, so that their tokens are kept."""
+    def _rendered(self, turns: Iterable[Demonstration]) -> Iterator[DemonstratedTurn]:
+        """Turns that a task makes; they repeat, so that their tokens are kept."""
         renderer, toolbox = self.engine.renderer, self.engine.toolbox
 
         @lru_cache(CACHED)
@@ -92,7 +93,7 @@ class Demonstrations:
             return tuple(renderer.prompt(messages)), media
 
         reply = lru_cache(CACHED)(lambda text, opening: renderer.reply_ids(text, opening))
-        for turn in made_turns(self.task, seed):
+        for turn in turns:
             ids, media = prompt(turn.context)
             yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply, ids[-OPENING:]), shown=turn, media=media)
 

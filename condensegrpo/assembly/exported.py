@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, renderer_for, trajectory_engine
 from condensegrpo.config.load import located, overridden, portable, validate
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import dump, read_yaml
+from condensegrpo.core.process import temporary_folder
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.storage.media import MediaFolder
 
@@ -44,7 +44,7 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
     components = build_components(validate(overridden(tree | located(read_yaml(file), file), alone), source=str(file)))
     config, source = components.config, str(components.config.model.path)
     with ExitStack() as opened:
-        media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
+        media = MediaFolder(opened.enter_context(temporary_folder("media")))
         sampler = open_sampler(config, source, media=media)
         opened.callback(sampler.close)
         renderer = renderer_for(components, source, media)

@@ -1,6 +1,6 @@
 """Finds the policy that an argument names: the newest checkpoint of a run, a checkpoint, a model folder or a Hub id."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,6 +46,15 @@ def initial_of(model: str, config: RunConfig) -> str:
         return model
     made = (run / "origin" / name for name in ("warm", "new"))
     return next((str(folder) for folder in made if folder.is_dir()), config.model.path or model)
+
+
+def frozen_writers(configs: Iterable[RunConfig]) -> dict[str, str]:
+    """The folders or Hub ids of the models that write for condensers, by ``rollout.condense.writer``.
+
+    The policy is not among them, and neither is the one that it started from: they belong to the run.
+    """
+    names = {each.rollout.condense.writer for each in configs} - {"policy", "initial"}
+    return {name: model_of(name) for name in sorted(names)}
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from condensegrpo.assembly.components import Components
@@ -18,6 +17,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import CondenseError, ConfigError, ModelMissing
 from condensegrpo.core.failures import plugin_code
+from condensegrpo.core.process import temporary_folder
 from condensegrpo.core.protocols.reward import RewardPart, TurnReward
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
@@ -120,8 +120,8 @@ def check_model(components: Components, source: str, *, trains: bool = False) ->
         check_architecture(components, source)
     else:  # the sampler has its own model, if any
         check_vocabulary(source)
-    with TemporaryDirectory(prefix="condensegrpo-media-") as folder:
-        media = MediaFolder(Path(folder))
+    with temporary_folder("media") as folder:
+        media = MediaFolder(folder)
         return rehearse(
             components,
             lambda each: renderer_for(each, source, media),
@@ -306,10 +306,10 @@ def _check_policy(components: Components) -> Iterator[str]:
         heads = config.model.new.heads
         check_writers(components, None)  # before a warm start; their tokens after it
         check_divided("model.new", heads, heads, config.learner.sequence_parallel)
-        with TemporaryDirectory(prefix="condensegrpo-new-") as folder:
+        with temporary_folder("new") as folder:
             yield from rehearse(
                 components,
-                _new_renderer(task, config.model.new, Path(folder)),
+                _new_renderer(task, config.model.new, folder),
                 max_positions=config.model.new.max_positions,
                 trains=True,
             )

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from condensegrpo.assembly.components import Components
-from condensegrpo.assembly.policy import model_of
+from condensegrpo.assembly.policy import in_use, model_of
 from condensegrpo.assembly.scorers import frozen_model, open_scorers
 from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
@@ -114,8 +115,14 @@ def open_writers(configs: Iterable[RunConfig], initial: str, media: MediaFolder)
         if config.sampler.name != COPYING:
             dtype = config.sampler.options.get("dtype", config.model.dtype)
             config = config.model_copy(update={"sampler": SamplerUse(name=COPYING, options={"dtype": dtype})})
-        if name != "policy":
-            opened[name] = open_sampler(config, initial if name == "initial" else model_of(name), media=media)
+        if name == "policy":
+            continue
+        from condensegrpo.learner.checkpoint import verify_model  # imports torch and DeepSpeed, in seconds
+
+        model = initial if name == "initial" else model_of(name)
+        with in_use(model):  # until it is read: another run may be training it
+            verify_model(Path(model))
+            opened[name] = open_sampler(config, model, media=media)
     return opened
 
 

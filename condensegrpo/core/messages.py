@@ -105,17 +105,6 @@ class Message:
         return written.ids if (written.text, written.reasoning) == (self.content, self.reasoning) else ()
 
     @property
-    def transcript(self) -> str:
-        """The text with the reasoning before it, and with the calls that it does not hold after it."""
-        thought = f"<think>\n{self.reasoning}\n</think>\n\n" if self.reasoning else ""
-        calls = (
-            f'\n<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
-            for call in self.tool_calls
-            if call.name not in self.text
-        )
-        return f"{thought}{self.text}{''.join(calls)}"
-
-    @property
     def text(self) -> str:
         """The text, in which media are named."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)

@@ -8,7 +8,10 @@ import atexit
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from threading import Lock
 
 GARBAGE_THRESHOLDS = (20_000, 50, 100)  # as in ``gc.set_threshold``
@@ -75,6 +78,18 @@ def undone_at_exit(undo: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _begun.remove(undo)
+
+
+@contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """A folder among the temporary files, named by what it holds and removed at the end, an immediate one included."""
+    folder = Path(mkdtemp(prefix=f"condensegrpo-{kind}-"))
+    remove = partial(rmtree, folder, ignore_errors=True)
+    try:
+        with undone_at_exit(remove):
+            yield folder
+    finally:
+        remove()
 
 
 def undo_all() -> None:

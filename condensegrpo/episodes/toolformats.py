@@ -298,3 +298,23 @@ def _read(text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall |
 
 def _shown(opening: str) -> str:
     return "```python … ```" if opening.lstrip().startswith(_FENCE) else f"{opening} … </{opening[1:]}"
+
+
+_TEXT_FORMATS = (*JSON_FORMATS.values(), Code())  # whose calls stand in the text of a reply
+
+
+def transcript(message: Message) -> str:
+    """A message as text: its reasoning, what it says, and the calls that are not in what it says.
+
+    Families of models whose calls are control tokens keep them beside the text; in a format of texts they are in it:
+
+        "look", look(key="a")                       ─▶  look⏎<tool_call>{"name": "look", "arguments": {"key": "a"}}…
+        "<code>1 + 1</code>", python(code="1 + 1")  ─▶  <code>1 + 1</code>
+    """
+    thought = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
+    beside = [call for call in message.tool_calls if call.name not in message.text]
+    read = [form.parse(message.text) for form in _TEXT_FORMATS] if beside else ()  # code, or a name with escapes
+    if any([*message.tool_calls] == [call for call in calls if isinstance(call, ToolCall)] for calls in read):
+        beside = []
+    calls = (f'\n<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>' for call in beside)
+    return f"{thought}{message.text}{''.join(calls)}"

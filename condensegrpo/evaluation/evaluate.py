@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
@@ -24,6 +23,7 @@ from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Wa
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
+from condensegrpo.core.process import temporary_folder
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.failures import check_failures, failures_of
 from condensegrpo.episodes.group import problem_groups
@@ -123,7 +123,7 @@ def opened_policy(
 
             verify_model(Path(source))
         if media is None:
-            media = MediaFolder(Path(opened.enter_context(TemporaryDirectory(prefix="condensegrpo-media-"))))
+            media = MediaFolder(opened.enter_context(temporary_folder("media")))
         sampler = open_sampler(config, source, objects=objects, media=media, observer=observer)
         if not given:
             opened.enter_context(closing(sampler))

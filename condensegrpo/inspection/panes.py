@@ -18,6 +18,7 @@ from functools import cache
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus, Trajectory, Turn
+from condensegrpo.episodes.toolformats import transcript
 from condensegrpo.inspection.batches import TrajectoryBatch, tokenizer_files
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.trajectories import Credit, read_row
@@ -229,7 +230,7 @@ def turns(
             context=view,
             condensation=turn.condensation,
             messages=tuple(turn.context),
-            reply=turn.reply.transcript,
+            reply=transcript(turn.reply),
             calls=turn.reply.tool_calls,
             observations=turn.observations,
             turn_rewards=turn.turn_rewards,

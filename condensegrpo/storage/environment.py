@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
@@ -18,32 +18,39 @@ from condensegrpo.core.credentials import redacted
 from condensegrpo.storage.files import read_object, write_atomically
 
 ENVIRONMENT = "environment.json"
+BLOCK = 1 << 20  # bytes that are hashed at a time
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
 
 
-def edited_plugins(run: Path) -> tuple[str, ...]:
-    """The files of a run's plug-ins that are not what they were when it began to use them, as far as that is known.
+def edited_inputs(run: Path, writers: Mapping[str, Path] = {}) -> tuple[str, ...]:
+    """The plug-ins and writers that are not what they were when a run began to use them, as far as that is known.
 
     A file that is not there is not among them: the run may have been moved.
+
+    Args:
+        writers: as of ``write_environment``.
     """
-    known = _plugins(run / ENVIRONMENT).items()
-    return tuple(name for name, digest in known if Path(name).is_file() and _sha256(Path(name)) != digest)
+    inputs = {**{name: Path(name) for name in _known(run, "plugins")}, **writers}
+    known = _known(run, "plugins") | _known(run, "writers")
+    present = (name for name, path in inputs.items() if name in known and path.exists())
+    return tuple(name for name in present if _sha256(inputs[name]) != known[name])
 
 
-def _plugins(file: Path) -> dict[str, str]:
-    """The files of plug-ins with their hashes when a run began to use them."""
-    plugins = read_object(file).get("plugins")
-    return plugins if isinstance(plugins, dict) else {}
+def _known(run: Path, kind: str) -> dict[str, str]:
+    """The inputs of a kind with their hashes when a run began to use them."""
+    inputs = read_object(run / ENVIRONMENT).get(kind)
+    return inputs if isinstance(inputs, dict) else {}
 
 
-def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
-    """Write ``environment.json``: versions, command line, git revision, files of plug-ins with hashes, and hardware.
+def write_environment(folder: Path, *, plugins: Iterable[Path] = (), writers: Mapping[str, Path] = {}) -> str:
+    """Write ``environment.json``: versions, command line, git revision, inputs with hashes, and hardware.
 
     A value that is not known, or the version of a package that is not installed, is null. Resuming writes it again, but
-    for the hashes of known plug-ins.
+    for the hashes of known inputs.
 
     Args:
         plugins: the files of the run's plug-ins.
+        writers: the model folders that write for condensers, by ``rollout.condense.writer``.
 
     Returns:
         The command line, versions and hardware as lines for the log, which keeps those of every start.
@@ -51,6 +58,7 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
     revision = _output("git", "rev-parse", "HEAD")
     gpus = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     command = redacted(shlex.join(sys.argv))
+    known = {kind: _known(folder, kind) for kind in ("plugins", "writers")}
     packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -62,7 +70,8 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
         "folder": os.getcwd(),
         "python": platform.python_version(),
         "packages": packages,
-        "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()} | _plugins(folder / ENVIRONMENT),
+        "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()} | known["plugins"],
+        "writers": {name: _sha256(writers[name]) for name in writers.keys() - known["writers"]} | known["writers"],
         "git_revision": revision,
         "git_modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")) if revision else None,
         "platform": platform.platform(),
@@ -80,8 +89,14 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = ()) -> str:
     )
 
 
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _sha256(path: Path) -> str:
+    """The hash of a file, or of the files of a folder one after another."""
+    digest = hashlib.sha256()
+    for file in sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else (path,):
+        with file.open("rb") as opened:
+            while block := opened.read(BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _processor() -> str | None:

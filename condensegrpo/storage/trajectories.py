@@ -40,6 +40,7 @@ INDICES = ("prompt_ids", "output_ids", "context", "observations", "reply")  # 32
 NESTED = ("turns", "messages", "rejected_texts", "turn_rewards", "failure", "detail")  # columns that lists do not need
 
 SPARSE = (".information", ".terms.values")  # lists whose elements may be null
+PAIR = {"name", "value"}  # the fields of the pairs that stand for a mapping: neither may be null
 PLAIN = (int, float, bool)
 Row = dict[str, Any]
 
@@ -230,8 +231,12 @@ def _gaps(values: "pyarrow.ChunkedArray", name: str = "") -> Iterator[str]:
     from pyarrow import compute, types
 
     if types.is_struct(values.type):
+        named = {each.name for each in values.type} == PAIR
         for each in values.type:
-            yield from _gaps(compute.struct_field(values, each.name), f"{name}.{each.name}")
+            part = compute.struct_field(values, each.name)
+            if named and part.null_count:
+                yield name
+            yield from _gaps(part, f"{name}.{each.name}")
     elif types.is_list(values.type):
         items = compute.list_flatten(values)
         if (items.null_count and name not in SPARSE) or (values.null_count and name in (".turns", ".turns.prompt_ids")):

@@ -1,15 +1,16 @@
 """The tool ``read_file``: text files of one folder, and nothing outside of it."""
 
 import os
-import shutil
 import stat
-import tempfile
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
+
+from condensegrpo.core.process import temporary_folder
 
 MAX_BYTES = 64_000  # of a file that are read
 
@@ -22,10 +23,11 @@ class ReadFile:
     max_bytes: Annotated[int, Ge(1)] = MAX_BYTES  # read from a file; longer files are cut, with a note
 
     def __post_init__(self) -> None:
-        folder = self.folder
+        folder: str | Path | None = self.folder
         if folder is None:
-            folder = tempfile.mkdtemp(prefix="condensegrpo-files-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            made = ExitStack()
+            folder = made.enter_context(temporary_folder("files"))
+            weakref.finalize(self, made.close)
         self._folder = Path(folder).expanduser().resolve()
         if not self._folder.is_dir():
             raise ValueError(f"folder={folder!r}: there is no such folder (looked for {self._folder})")

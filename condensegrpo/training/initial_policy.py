@@ -9,10 +9,8 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import NamedTuple
 
 from condensegrpo.algorithms.objective import PerToken, supervised
 from condensegrpo.algorithms.packing import PackedBatch
@@ -41,6 +39,7 @@ from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.model_folder import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
 from condensegrpo.learner.new_model import new_model, save_new
 from condensegrpo.learner.weights import gathered_weights
+from condensegrpo.storage.media import MediaFolder
 from condensegrpo.storage.run_folder import RunFolder
 
 SAVE_SECONDS = 1.0  # at least between two checkpoints of the warm start
@@ -83,120 +82,57 @@ def first_policy(
     if ranks.rank() == 0:
         store_configuration(folder, config, first_step=0)
     renderer = renderer_for(components, source, folder.media)
-    shown = demonstrations(components, renderer, source)
     WarmStart(
-        demonstrations=shown,
-        open_learner=partial(
-            open_learner,
-            config,
-            optimizer=settings.optimiser,
-            lora=None if config.model.new else config.model.lora,  # beside random weights adapters learn very little
-            total_steps=settings.steps,
-            media=folder.media,
-            observer=observer,
-        ),
-        settings=settings,
-        max_tokens=config.learner.tokens_per_micro_batch,
-        probe=Probe(
-            demonstrations=shown,
-            renderer=renderer,
-            stop_strings=components.toolbox.format.stop_strings,
-            seed=config.seed,
-            open_sampler=partial(open_sampler, config, media=folder.media, observer=observer),
-            turns=settings.probe_turns,
-            max_output_tokens=config.rollout.limits.max_output_tokens,
-            temperature=config.rollout.temperature,
-        ),
+        components=components,
+        media=folder.media,
+        renderer=renderer,
+        demonstrations=demonstrations(components, renderer, source),
         observer=observer,
         stopping=stopping,
     ).run(source, warm)
     return str(warm)
 
 
-class ProbeResult(NamedTuple):
-    """How many sampled replies were sound."""
-
-    sound: float  # share of the judged replies
-    judged: int  # replies that the task can judge
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """Samples single replies to held-out demonstrations and counts those that the task calls sound."""
-
-    demonstrations: Demonstrations
-    renderer: Renderer
-    stop_strings: tuple[str, ...]  # of the tool format
-    seed: int  # of the run
-    open_sampler: Callable[[str], Sampler]  # for a model folder
-    turns: int
-    max_output_tokens: int
-    temperature: float
-
-    def run(self, model: str, observer: Observer) -> ProbeResult:
-        """Probe the policy of a model folder."""
-        turns = list(islice(self.demonstrations.turns(self.seed + 1), self.turns))
-        observer.phase("probing single turns", None)
-        sampler = self.open_sampler(model)
-        try:
-            doing = "probing the warmed-up model with the sampler"
-            with plugin_code(doing, SamplerError), BackgroundLoop("probe", close_seconds=PLUGIN_SECONDS) as loop:
-                replies = loop.run(self._replies(sampler, turns))  # a notebook has a loop in this thread
-        finally:
-            close_sampler(sampler, observer)
-        verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
-        judged = [verdict for verdict in verdicts if verdict is not None]
-        return ProbeResult(sound=sum(judged) / len(judged) if judged else 0.0, judged=len(judged))
-
-    async def _replies(self, sampler: Sampler, turns: Sequence[DemonstratedTurn]) -> list[str]:
-        async def reply(number: int, turn: DemonstratedTurn) -> str:
-            params = SamplingParams(
-                max_tokens=self.max_output_tokens,
-                temperature=self.temperature,
-                seed=stream_seed(self.seed, 0, "probe", number, 0),
-                stop_ids=self.renderer.stop_ids,
-                stop_strings=self.stop_strings,
-                media=turn.media,
-            )
-            made = await generated(sampler, turn.prompt_ids, params)
-            return self.renderer.parse(made.token_ids, turn.prompt_ids).message.text
-
-        return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Supervised steps on demonstrations, in rounds of ``settings.steps`` steps under one schedule.
+    """Supervised steps on demonstrations, in rounds of ``warm_start.steps`` steps under one schedule.
 
-    Another round follows while the probe is short of ``settings.probe_target``, up to ``settings.max_rounds``. A round
+    Another round follows while a probe of single turns is short of ``probe_target``, up to ``max_rounds``. A round
     continues from its newest checkpoint and then equals an uninterrupted one; checkpoints take at most a twentieth of
     the time.
     """
 
+    components: Components
+    media: MediaFolder | None
+    renderer: Renderer
     demonstrations: Demonstrations
-    open_learner: Callable[[str], DeepSpeedEngine]  # for a model folder
-    settings: WarmStartSettings
-    max_tokens: int  # of a micro-batch
-    probe: Probe
     observer: Observer
     stopping: Callable[[], bool]
+
+    @property
+    def settings(self) -> WarmStartSettings:
+        """Of the configuration."""
+        return self.components.config.warm_start
 
     def run(self, source: str, target: Path) -> None:
         """Train the model of folder ``source``, and publish it as folder ``target``. Every rank must call it."""
         settings, trained = self.settings, source
-        for number in range(1, settings.max_rounds + 1):
-            after = target.with_name(f".round-{number}")
-            if not ranks.from_first(after.is_dir()):
+        # looked up on rank 0 alone: other nodes' caches may know removed ones
+        whole, steps = ranks.from_first((_whole_rounds(target), max(checkpoint.steps(_checkpoints(target)), default=0)))
+        for number in range(max(whole, 1), settings.max_rounds + 1):
+            after = _round_folder(target, number)
+            if number > whole:
                 self._round(number, trained, after, _checkpoints(target))
             trained = str(after)
             if settings.probe_target is None:
                 break
-            result = ranks.from_first(self.probe.run(trained, self.observer))
+            if number == whole and steps > number * settings.steps:
+                continue  # its probe fell short before the run was stopped: the next round had begun
+            sound, judged = ranks.from_first(self._probed(trained))
             self.observer.notice(
-                f"warm start: {result.sound:.1%} of {result.judged} single turns are sound "
-                f"(target: {settings.probe_target:.0%})"
+                f"warm start: {sound:.1%} of {judged} single turns are sound (target: {settings.probe_target:.0%})"
             )
-            if result.sound >= settings.probe_target:
+            if sound >= settings.probe_target:
                 break
         else:
             self.observer.notice(
@@ -208,7 +144,16 @@ class WarmStart:
 
     def _round(self, number: int, source: str, target: Path, checkpoints: Path) -> None:
         """Train a model folder for one round, and write it to another."""
-        settings, learner = self.settings, self.open_learner(source)
+        settings, config = self.settings, self.components.config
+        learner = open_learner(
+            config,
+            source,
+            settings.optimiser,
+            lora=None if config.model.new else config.model.lora,  # beside random weights adapters learn very little
+            total_steps=settings.steps,
+            media=self.media,
+            observer=self.observer,
+        )
         first = done = (number - 1) * settings.steps  # steps of the rounds before
         try:
             newest = ranks.from_first(checkpoint.latest(checkpoints))  # other nodes' caches may know removed ones
@@ -216,7 +161,7 @@ class WarmStart:
                 checkpoint.load_checkpoint(learner, newest)
                 done = checkpoint.step_of(newest)
                 self.observer.notice(f"warm start: continued after step {done - first} of round {number}")
-            turns = self.demonstrations.turns(self.probe.seed, skipped=done * settings.turns_per_step)
+            turns = self.demonstrations.turns(config.seed, skipped=done * settings.turns_per_step)
             self.observer.phase(f"warm start, round {number}", first + settings.steps - done)
             due = time.monotonic() + SAVE_SECONDS
             for step in range(done, first + settings.steps):
@@ -228,16 +173,54 @@ class WarmStart:
                     due = time.monotonic() + max(SAVE_SECONDS, SAVE_EVERY * (time.monotonic() - began))
                 if stop:
                     raise Interrupted(f"stopped after step {step - first} of round {number} of the warm start")
-                batches = _micro_batches(list(islice(turns, settings.turns_per_step)), learner, self.max_tokens)
+                shown = list(islice(turns, settings.turns_per_step))
+                batches = _micro_batches(shown, learner, config.learner.tokens_per_micro_batch)
                 statistics = optimizer_step(learner, batches, PerToken(supervised))
                 self.observer.advance(f"loss {statistics['loss']:.3f}")
-            weights, config = in_main_memory(gathered_weights(learner)), learner.module.policy.config
+            weights, architecture = in_main_memory(gathered_weights(learner)), learner.module.policy.config
             if ranks.rank() == 0:
                 tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
-                write_policy(target, config, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
+                write_policy(target, architecture, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
             ranks.barrier()  # so that every rank finds the folder
         finally:
             close_deepspeed(learner)
+
+    def _probed(self, model: str) -> tuple[float, int]:
+        """Reply to held-out demonstrations with the policy of a model folder.
+
+        Returns:
+            The share of the judged replies that the task calls sound, and how many it can judge.
+        """
+        seed = self.components.config.seed
+        turns = list(islice(self.demonstrations.turns(seed + 1), self.settings.probe_turns))
+        self.observer.phase("probing single turns", None)
+        sampler = open_sampler(self.components.config, model, media=self.media, observer=self.observer)
+        try:
+            doing = "probing the warmed-up model with the sampler"
+            with plugin_code(doing, SamplerError), BackgroundLoop("probe", close_seconds=PLUGIN_SECONDS) as loop:
+                replies = loop.run(self._replies(sampler, turns))  # a notebook has a loop in this thread
+        finally:
+            close_sampler(sampler, self.observer)
+        verdicts = [self.demonstrations.sound(turn.shown, reply) for turn, reply in zip(turns, replies, strict=True)]
+        judged = [verdict for verdict in verdicts if verdict is not None]
+        return sum(judged) / len(judged) if judged else 0.0, len(judged)
+
+    async def _replies(self, sampler: Sampler, turns: Sequence[DemonstratedTurn]) -> list[str]:
+        config = self.components.config
+
+        async def reply(number: int, turn: DemonstratedTurn) -> str:
+            params = SamplingParams(
+                max_tokens=config.rollout.limits.max_output_tokens,
+                temperature=config.rollout.temperature,
+                seed=stream_seed(config.seed, 0, "probe", number, 0),
+                stop_ids=self.renderer.stop_ids,
+                stop_strings=self.components.toolbox.format.stop_strings,
+                media=turn.media,
+            )
+            made = await generated(sampler, turn.prompt_ids, params)
+            return self.renderer.parse(made.token_ids, turn.prompt_ids).message.text
+
+        return await asyncio.gather(*(reply(number, turn) for number, turn in enumerate(turns)))
 
 
 def discard_progress(target: Path) -> None:
@@ -253,6 +236,16 @@ def discard_progress(target: Path) -> None:
 
 def _checkpoints(target: Path) -> Path:
     return target.with_name(".warm-checkpoints")
+
+
+def _round_folder(target: Path, number: int) -> Path:
+    """The model after a round."""
+    return target.with_name(f".round-{number}")
+
+
+def _whole_rounds(target: Path) -> int:
+    """The number of the last round that was trained whole; 0: none."""
+    return next(number for number in count() if not _round_folder(target, number + 1).is_dir())
 
 
 def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, max_tokens: int) -> list[PackedBatch]:

@@ -16,6 +16,7 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.tracker import RunStart, StartedRun, Table
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.toolcalls import shortened
+from condensegrpo.episodes.toolformats import transcript
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import read_object, write_atomically
@@ -117,7 +118,7 @@ def _row(scored: ScoredTrajectory) -> tuple[str | int | float | None, ...]:
     trajectory, figures = scored.trajectory, scored.figures
     contexts, condensed = [], []  # what every turn saw, with its reply; a line for each condensation
     for number, turn in enumerate(trajectory.turns):
-        messages = "\n".join(f"{message.role}: {message.transcript}" for message in (*turn.context, turn.reply))
+        messages = "\n".join(f"{message.role}: {transcript(message)}" for message in (*turn.context, turn.reply))
         contexts.append(f"turn {number} ({len(turn.prompt_ids)} tokens)\n{messages}")
         if declared := turn.condensation:  # turn 2, last_k: 55 → 31 tokens; turns 0–1 dropped (24 tokens)
             spans = "; ".join(

@@ -11,11 +11,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import choices, open_learner
+from condensegrpo.assembly.policy import frozen_writers
 from condensegrpo.assembly.preflight import check_architecture, check_model
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writers, use_threads
 from condensegrpo.assembly.workers import GroupPlayer, RolloutPlayers
@@ -44,7 +46,7 @@ from condensegrpo.learner.model_folder import local_source, save_tokenizer
 from condensegrpo.learner.training_state import at_schedule, on_device
 from condensegrpo.planning.plan import config_on_devices
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.storage.environment import edited_plugins, write_environment
+from condensegrpo.storage.environment import edited_inputs, write_environment
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.training.agreement import check_agreement
 from condensegrpo.training.checkpoints import CheckpointSaver, resume
@@ -117,10 +119,15 @@ def run_training(
     if ranks.rank() == 0:
         folder.remove_leftovers()
     check_agreement(components, folder.path)
+    edited: tuple[str, ...] = ()
     if ranks.rank() == 0:
-        observer.log_lines(write_environment(folder.path, plugins=plugin_files(config)))
-    edited = (f"{file} was edited since this run began to use it" for file in edited_plugins(folder.path))
-    for warning in (*edited, *_warnings(config, components.estimator.plugin)):
+        configs = [each.config for each in (components, *components.evaluations.values())]
+        models = {name: local_source(model) for name, model in frozen_writers(configs).items()}
+        writers = {name: Path(model) for name, model in models.items() if model is not None}
+        edited = edited_inputs(folder.path, writers)
+        observer.log_lines(write_environment(folder.path, plugins=plugin_files(config), writers=writers))
+    changed = (f"{name} was edited since this run began to use it" for name in edited)
+    for warning in (*changed, *_warnings(config, components.estimator.plugin)):
         observer.notice(warning)
     downloaded = config.model.new is None and local_source(str(config.model.path)) is None
     source = base_policy(config, components.task, folder)
