@@ -86,7 +86,7 @@ class Job:
     @property
     def text(self) -> str:
         """The configuration as one file: what it does not set is chosen where it is read, such as ``model.dtype``."""
-        return dump(resolved(find_config(self.source), self.overrides, locate=False))
+        return dump(resolved(find_config(self.source), self.overrides))
 
     def with_overrides(self, *overrides: str) -> "Job":
         """The job with further overrides."""

@@ -211,6 +211,9 @@ def rollout(
     from condensegrpo.episodes.failures import check_failures
 
     _check_observer(observer)
+    for name, count in (("n", n), ("problems", len(problems) if isinstance(problems, Sequence) else problems)):
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"reading the arguments: {name} is {count!r}, wanted at least 1.")
     components, source = _built(config, overrides, parts, model)
     posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
     with _shown(observer) as shown:

@@ -5,6 +5,7 @@ put through the same by ``CONDENSER=path/to/file.py:Name pytest tests/test_conde
 """
 
 import asyncio
+import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -202,7 +203,8 @@ def condense(condenser: Condenser, past: History, tokens: int, counted: Count = 
     pinned = counted(past.pinned)
     room, found = max(tokens - pinned, 0), None
     for _ in range(1 + REPEATS):
-        before, found = found, asyncio.run(condenser.condense(past, budget(room)))
+        answer = condenser.condense(past, budget(room))  # of a plain function its result, which the engine takes too
+        before, found = found, asyncio.run(answer) if inspect.iscoroutine(answer) else answer
         if before is not None and before.note in found.units and found.note is None:
             found = replace(found, note=before.note)
         over = counted(flatten(past.pinned, found.units)) - tokens

@@ -353,6 +353,8 @@ class Broken:
         ({"task": Sums(), "reward": object()}, (), "object has no method of a reward"),
         ({"task": Sums()}, ({"train.steps": 3},), "found {'train.steps': 3}, wanted overrides such as 'train.steps=3'"),
         ({"task": Sums(), "sampler": object()}, (), "python:object: object has no sample and no update"),
+        ({"task": Sums(), "n": "a"}, (), "n is 'a', wanted at least 1"),
+        ({"task": Sums(), "problems": 0}, (), "problems is 0, wanted at least 1"),
         ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),
     ],
 )
@@ -371,6 +373,7 @@ def test_a_wrong_part_says_what_is_wrong_with_it(
     [
         lambda: cg.Run("nope"),
         lambda: cg.train("nope"),
+        lambda: cg.train(None),  # type: ignore[arg-type]  # the refusal is the test
         lambda: cg.rollout("quickstart", "train.stepz=1"),
         lambda: cg.evaluate("nope"),
     ],

@@ -13,6 +13,7 @@ from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import (
     dump_config,
     dump_with_origins,
+    evaluations,
     find_config,
     load_config,
     resolved,
@@ -194,8 +195,8 @@ def test_an_override_without_a_value_says_how_it_is_written(small: Path) -> None
     [
         ("a: [1, 2", "not YAML: line 1, column 9: expected ',' or ']', but got '<stream end>'"),
         ("a: @x", "not YAML: line 1, column 4: found character '@' that cannot start any token"),
-        ("- 1\n", "found list"),
-        ("", "found NoneType"),
+        ("- 1\n", "bad.yaml: found [1], wanted a mapping of keys"),
+        ("", "bad.yaml: it is empty, wanted a mapping of keys"),
     ],
 )
 def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, wanted: str) -> None:
@@ -355,3 +356,26 @@ def test_faults_between_keys_are_reported_at_once(small: Path) -> None:
         "checking rollout.condense.jitter=0.5",
         "checking sampler.options.top_k",
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rollout.tools.use=[{nam: x}]", ["rollout.tools.use.0.name: missing", "rollout.tools.use.0.nam: unknown key"]),
+        ("rollout.tools.use=[3]", ["rollout.tools.use.0: found 3, wanted a string or a mapping of keys"]),
+        ("rollout.tools.format={name: 3}", ["rollout.tools.format.name: found 3, wanted a string"]),
+        ("learner.compile_layers=x", ["learner.compile_layers: found 'x', wanted a boolean or 'auto'"]),
+        ("model.dtype=float16", ["model.dtype: found 'float16'; wanted auto, float32 or bfloat16"]),
+        ("learner.optimiser.betas=[1, 2, 3]", ["learner.optimiser.betas: found [1, 2, 3], wanted at most 2 items"]),
+    ],
+)
+def test_a_value_of_several_kinds_is_refused_once_under_its_key(small: Path, change: str, said: list[str]) -> None:
+    _, *lines = refusal(small, change).splitlines()
+    assert len(lines) == len(said)
+    assert all(line.strip().startswith(each) for line, each in zip(lines, said, strict=True))
+
+
+def test_a_fault_of_a_variant_names_it(small: Path) -> None:
+    config = load_config(small, ["evaluate.variants={long: [rollout.limits.max_turns=x]}"])
+    with pytest.raises(ConfigError, match=r"^checking evaluate.variants.long: (.|\n)*max_turns: found 'x'"):
+        evaluations(config)

@@ -277,3 +277,12 @@ def test_a_dry_run_prints_where_each_value_came_from(folder: Path) -> None:
     assert ["max_context_tokens:", "1024", "#", "quickstart_full.yaml"] in lines
     assert ["min_ops:", "3", "#", "quickstart.yaml"] in lines
     assert ["staleness:", "0", "#", "default"] in lines
+
+
+def test_a_fault_names_the_extended_file_that_it_is_in(folder: Path) -> None:
+    (folder / "below.yaml").write_text("extends: base.yaml\ntrain: {stepz: 3, save_every: x}\n")
+    (folder / "above.yaml").write_text("extends: below.yaml\ntrain: {eval_every: y}\n")
+    said = refusal(folder / "above.yaml")
+    assert f"train.stepz: unknown key. Did you mean 'steps'? (in {folder / 'below.yaml'})" in said
+    assert f"train.save_every: found 'x', wanted an integer (in {folder / 'below.yaml'})" in said
+    assert "train.eval_every: found 'y', wanted an integer\n" in f"{said}\n"  # of the file itself

@@ -503,6 +503,43 @@ def test_credit_is_rehearsed_only_where_a_run_trains(tmp_path: Path) -> None:
         check_model(components, source, trains=True)
 
 
+def test_the_rehearsal_says_what_fails_in_later_turns(tmp_path: Path) -> None:
+    small = ("rollout.limits.max_context_tokens=22", "rollout.limits.max_turns=6", "evaluate.variants={}")
+    said = check_run(build(quickstart("condenser={name: full}", *small)))
+    assert any(re.search(r"scripted episode ended after 2 turns: .*context budget is 22", note) for note in said)
+    (tmp_path / "own.py").write_text(TOOL_OF_AN_EXPERT)
+    task, tool = f"task={{name: '{tmp_path}/own.py:Dialling'}}", f"rollout.tools.use=['{tmp_path}/own.py:dial']"
+    tools = (*questions_by_a_saved_model(tmp_path), task, tool, "rollout.tools.format=tagged", "evaluate.variants={}")
+    room = ("rollout.limits.max_context_tokens=600", "rollout.limits.max_output_tokens=100")
+    said = check_run(build(quickstart(*tools, *room)))
+    assert any(
+        "the expert's tool calls failed, the first with \"<result>Error: dial: KeyError" in each for each in said
+    )
+
+
+TOOL_OF_AN_EXPERT = """
+from condensegrpo.core.protocols.task import Problem, Task
+from condensegrpo.tasks.ledger import Ledger
+
+class Dialling(Ledger):
+    def expert(self, problem):
+        return Caller()
+
+class Caller:
+    replies = ['<tool>{"name": "dial", "args": {"number": "112"}}</tool>', "<answer>1</answer>"]
+    def reply(self, context):
+        return self.replies[len(context) > 2]
+
+def dial(number: str) -> str:
+    \"\"\"Dial a number.
+
+    Args:
+        number: To dial.
+    \"\"\"
+    return {}[number]
+"""
+
+
 def test_the_check_of_room_names_the_smallest_context_that_works() -> None:
     summary = "condenser={name: summary, options: {max_tokens: 16}}"
     fault = refused(summary, "rollout.limits.max_context_tokens=20")

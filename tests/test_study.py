@@ -115,6 +115,12 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(tmp_path: Path) 
         run_sweep(load_study(path), path / "out", parallel=1, launch=lambda run: Process(0))
 
 
+def test_a_run_that_is_refused_is_named(tmp_path: Path) -> None:
+    path = study(tmp_path, "seeds: [0]\narms: {a: [], b: [condenser.options.keep_lst=3]}")
+    with pytest.raises(ConfigError, match=r"^the run b-seed0: .* no option 'keep_lst'"):
+        run_sweep(load_study(path), tmp_path / "out", parallel=1, launch=lambda run: Process(0))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

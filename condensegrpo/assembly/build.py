@@ -14,7 +14,7 @@ from condensegrpo.assembly import runtime
 from condensegrpo.assembly.components import Components, problems
 from condensegrpo.assembly.scorers import check_scorers
 from condensegrpo.config.checks import check_values
-from condensegrpo.config.load import evaluations
+from condensegrpo.config.load import evaluations, in_evaluation
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import NO_OBJECTS, CondenserUse, Objects
 from condensegrpo.core.condenser import Condenser, TextWriter
@@ -42,9 +42,11 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     built: Components = made[0]
     for split in ("train", "eval"):
         built.problems(split)
-    named = {name: build_components(varied, built, objects) for name, varied in evaluations(config).items()}
-    for name, each in named.items():
-        _check_ids(name, each)
+    named = dict[str, Components]()
+    for name, varied in evaluations(config).items():
+        with in_evaluation(name):
+            named[name] = build_components(varied, built, objects)
+        _check_ids(name, named[name])
     name, is_object = config.sampler.name, config.sampler.name in objects
     sampler = type(objects[name]) if is_object else config.sampler.plugin(objects)
     check_scorers(built.condenser.scorers, sampler, name)

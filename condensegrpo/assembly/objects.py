@@ -66,6 +66,11 @@ def configured(
         config: also a YAML file, the name of a shipped configuration, or a run folder.
     """
     forget_edited()  # a call of Python begins: the files of plug-ins may have been edited since the last one
+    if not isinstance(config, RunConfig | str | os.PathLike):
+        raise ConfigError(
+            f"reading the arguments: the configuration is {config!r:.80}, wanted a YAML file, the name of a shipped "
+            f"one, a run or a RunConfig."
+        )
     before = config if isinstance(config, RunConfig) else named_config(os.fspath(config))
     objects, changes = dict[str, object](), dict[str, object]()
     named = partial(_name_of, objects)

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.assembly.scorers import check_frozen
-from condensegrpo.config.load import HELD_OUT, longest_request
+from condensegrpo.config.load import in_evaluation, longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
 from condensegrpo.core.condenser import Budget
@@ -108,15 +109,11 @@ def rehearse(
             outcome += _packed(components, scored)
         for name, varied in components.evaluations.items():
             its_renderer = renderer if varied.toolbox is components.toolbox else renderer_of(varied)
-            try:
+            with in_evaluation(name):
                 held_out = varied.held_out()[0]
                 its_scored = loop.run(_played(varied, its_renderer, held_out, samples=1))
                 notes += _faults(varied, held_out, its_scored)
                 _check_texts(varied, its_renderer, its_scored)
-            except ConfigError as error:
-                if name == HELD_OUT:
-                    raise
-                raise ConfigError(f"checking evaluate.variants.{name}: {error}") from error
     longest = longest_request(config)
     if max_positions is not None and longest > max_positions:
         cure = "" if config.model.new is None else f", or raise model.new.max_positions to at least {longest}"
@@ -206,7 +203,7 @@ def _calls(toolbox: Toolbox) -> Iterator[str]:
 
 
 def _faults(components: Components, problem: Problem, scored: Sequence[ScoredTrajectory]) -> Iterator[str]:
-    """What failed in the episode of meaningless replies; raises ConfigError if the other one failed.
+    """What failed, but not at once or in every trajectory; raises ConfigError if the first episode failed.
 
     The single episode of an evaluation is too short for some rewards, which are rehearsed in training.
     """
@@ -216,6 +213,12 @@ def _faults(components: Components, problem: Problem, scored: Sequence[ScoredTra
         raise ConfigError(f"{playing}: {first.detail}. It would fail in every trajectory.")
     if not first.turns:  # system message and question alone are too long
         raise ConfigError(first.detail)
+    if first.stop is StopReason.CONTEXT_OVERFLOW:
+        yield f"{playing}: the scripted episode ended after {plural(len(first.turns), 'turn')}: {first.detail}"
+    calls, answered = (sum(map(attrgetter(f"tool_{which}"), first.turns)) for which in ("attempts", "successes"))
+    if others and overrides(components.task, Task.expert) and calls and not answered:
+        said = next(turn.observations[0].text for turn in first.turns if turn.tool_attempts)
+        yield f"{playing}: all of the expert's tool calls failed, the first with {said!r:.200}"
     yield from (f"{playing}: a reply of 0 ended in {each.detail}" for each in others if each.stop in FAILURES)
 
 

@@ -12,7 +12,8 @@ they are named, and the folders of ``FOLDERS``.
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial, reduce
 from importlib.resources import files
@@ -21,7 +22,7 @@ from typing import Any, Literal
 
 from condensegrpo.algorithms.settings import LossSettings
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.section import parse
+from condensegrpo.config.section import Layers, parse
 from condensegrpo.config.use import CondenserUse, RewardUse, SamplerUse
 from condensegrpo.config.yaml_tree import (
     EXTENDS,
@@ -69,19 +70,21 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Where an
     override names another plug-in, the options of the file's plug-in are dropped.
     """
-    return validate(resolved(path, overrides), source=str(path), overrides=overrides)
+    tree, files = _read(path, locate=True)
+    return validate(overridden(tree, overrides), source=str(path), overrides=overrides, files=files)
 
 
-def resolved(path: Path, overrides: Sequence[str], *, locate: bool = True) -> Tree:
-    """The tree of a file, the files that it extends, and overrides; ``locate``: paths are made absolute."""
-    return overridden(_with_bases(path, locate=locate, read=[]), overrides, locate=locate)
+def resolved(path: Path, overrides: Sequence[str]) -> Tree:
+    """The tree of a file, the files that it extends, and overrides, with the paths that are written there."""
+    tree, _ = _read(path, locate=False)
+    return overridden(tree, overrides, locate=False)
 
 
-def _with_bases(path: Path, extended_by: tuple[Path, ...] = (), *, locate: bool, read: list[tuple[Path, Tree]]) -> Tree:
-    """The tree of a file on top of those that it extends, each of which lies on its own.
+def _read(path: Path, extended_by: tuple[Path, ...] = (), *, locate: bool) -> tuple[Tree, Layers]:
+    """The tree of a file on top of those that it extends, and the tree of each of these files alone.
 
     Args:
-        read: gets each of these files with its tree, the lowest first.
+        locate: whether paths are made absolute.
     """
     chain = (*extended_by, path)
     if path.resolve() in [each.resolve() for each in extended_by]:
@@ -90,15 +93,17 @@ def _with_bases(path: Path, extended_by: tuple[Path, ...] = (), *, locate: bool,
             "Remove it from one of these files."
         )
     tree = read_yaml(path)
-    names = tree.pop(EXTENDS, [])
-    names = names if isinstance(names, list) else [names]
+    given = tree.pop(EXTENDS, [])
+    names = given if isinstance(given, list) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"reading the configuration {path}: {EXTENDS} is {names!r}, wanted the name of a file or a list of names."
+            f"reading the configuration {path}: {EXTENDS} is {given!r}, wanted the name of a file or a list of names."
         )
-    trees = [_with_bases(_base(path, name), chain, locate=locate, read=read) for name in names]
-    read.append((path, tree))
-    return merged(reduce(merged, trees, Tree()), located(tree, path) if locate else tree)
+    if locate:
+        tree = located(tree, path)
+    bases = [_read(_base(path, name), chain, locate=locate) for name in names]
+    below: Tree = reduce(merged, (base for base, _ in bases), {})
+    return merged(below, tree), (*(layer for _, layers in bases for layer in layers), (path, tree))
 
 
 def _base(path: Path, name: str) -> Path:
@@ -176,7 +181,22 @@ def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 def evaluations(config: RunConfig) -> dict[str, RunConfig]:
     """What a configuration evaluates on: ``held-out``, its own problems, then each of ``evaluate.variants``."""
-    return {HELD_OUT: config, **{name: vary(config, overrides) for name, overrides in config.evaluate.variants.items()}}
+    found = {HELD_OUT: config}
+    for name, overrides in config.evaluate.variants.items():
+        with in_evaluation(name):
+            found[name] = vary(config, overrides)
+    return found
+
+
+@contextmanager
+def in_evaluation(name: str) -> Iterator[None]:
+    """Errors of a configuration name the variant that they are in."""
+    try:
+        yield
+    except ConfigError as error:
+        if name == HELD_OUT:
+            raise
+        raise type(error)(f"checking evaluate.variants.{name}: {error}") from error
 
 
 def longest_request(config: RunConfig) -> int:
@@ -195,9 +215,9 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
     given = [tuple(override.partition("=")[0].split(".")) for override in overrides]
-    read = list[tuple[Path, Tree]]()
-    tree = overridden(_with_bases(path, locate=True, read=read), overrides)
-    known = [(str(file), {leaf for leaf, _ in leaves(its)}) for file, its in reversed(read)]
+    tree, files = _read(path, locate=True)
+    tree = overridden(tree, overrides)
+    known = [(str(file), {leaf for leaf, _ in leaves(its)}) for file, its in reversed(files)]
     origins = dict[KeyPath, str]()
     for leaf, _ in leaves(tree):
         file = next((name for name, its in known if leaf in its), OVERRIDE)
@@ -268,13 +288,13 @@ def shipped_files() -> Mapping[str, Path]:
     return {path.relative_to(folder).as_posix().removesuffix(".yaml"): path for path in sorted(folder.rglob("*.yaml"))}
 
 
-def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The checked configuration of a tree, of which some values are those of ``overrides``.
+def validate(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = (), files: Layers = ()) -> RunConfig:
+    """The checked configuration of a tree; ``overrides`` and ``files`` as of ``parse``.
 
     Its importance correction is set, by default by the precision of sampler and learner: in bfloat16 two programs that
     compute one model differ by some hundredths of a nat a token; in fp32 by 1e-6.
     """
-    config = parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides)
+    config = parse(RunConfig, tree, source=f"the configuration {source}", overrides=overrides, files=files)
     algorithm = config.algorithm
     if algorithm.importance.cap is not None:
         return config

@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -68,8 +68,10 @@ class ModelSettings(Section):
     @field_validator("dtype", mode="before")
     @classmethod
     def _of_this_machine(cls, dtype: object) -> object:
-        if dtype != "auto":
+        if dtype in get_args(Dtype):
             return dtype
+        if dtype != "auto":
+            raise ValueError(f"wanted auto, {' or '.join(get_args(Dtype))}")
         if find_spec("torch") is None:  # nothing computes here
             return "float32"
         from condensegrpo.learner.devices import default_dtype, gpu_bfloat16  # imports torch

@@ -2,19 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from condensegrpo.config.yaml_tree import leaves
+from condensegrpo.config.yaml_tree import KeyPath, Tree, leaves
 from condensegrpo.core.credentials import shown_override, without_credentials
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # what pydantic calls the fault of an unknown key
-SHOULD_BE = "Input should be "
+NO_MAPPING, MAPPING = ("model_type", "dataclass_type", "dict_type"), "a mapping of keys"
 SHORTER = {
-    SHOULD_BE: "",
+    "Input should be ": "",
+    "String should match pattern": "a match of",
+    "String should have ": "",
+    "Tuple should have ": "",
+    "List should have ": "",
+    " after validation, not ": " and not ",
     "Value error, ": "",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -36,56 +42,98 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+Layers = Sequence[tuple[Path, Tree]]  # files with their trees, of which later ones win
 
 
-def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] = ()) -> S:
-    """The checked section of a tree, of which some values are those of ``overrides``."""
-    faults, cause, section = list[tuple[Sequence[object], str, bool]](), None, None
+def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] = (), files: Layers = ()) -> S:
+    """The checked section of a tree.
+
+    Args:
+        source: begins the message of an error.
+        overrides: those that set some of its values.
+        files: those that the tree was merged from.
+    """
+    faults, cause, section = list[_Fault](), None, None
     try:
         section = kind.model_validate(tree)
     except ValidationError as error:
-        cause = error
-        faults = [(fault["loc"], _fault(kind, fault), fault["type"] in UNKNOWN) for fault in error.errors()]
+        cause, faults = error, list(_faults(kind, error.errors(), tree))
     else:
         read = dict(leaves(section.model_dump()))
         faults = [
-            (path, f"{'.'.join(path)}: found {value}, wanted a number", False)
+            _Fault(path, f"{'.'.join(path)}: found {value}, wanted a number")
             for path, value in leaves(tree)
             if isinstance(value, bool) and type(read.get(path)) in (int, float)  # pydantic reads true as the number 1
         ]
     if section is None or faults:
-        lines = (f"  {said}{_overridden(path, overrides, unknown=unknown)}" for path, said, unknown in faults)
+        lines = (f"  {fault.said}{_origin(fault, overrides, files)}" for fault in faults)
         raise ConfigError("\n".join((f"reading {source}:", *lines))) from cause
     return section
 
 
-def _overridden(path: Sequence[object], overrides: Sequence[str], *, unknown: bool) -> str:
-    """The override that a fault is in, or that leads through the unknown key: that is not in the file."""
-    key = ".".join(map(str, path)) + "."
+class _Fault(NamedTuple):
+    """What is wrong at a key."""
+
+    path: KeyPath
+    said: str
+    unknown: bool = False  # the key itself
+
+
+def _origin(fault: _Fault, overrides: Sequence[str], files: Layers) -> str:
+    """The override that a fault is in, or that leads through the unknown key; else the file below that it is in."""
+    key = ".".join(fault.path) + "."
     names = {each: each.partition("=")[0] + "." for each in overrides}
-    within = [each for each, name in names.items() if key.startswith(name) or (unknown and name.startswith(key))]
-    return f" (the override {shown_override(within[-1])})" if within else ""
+    within = [each for each, name in names.items() if key.startswith(name) or (fault.unknown and name.startswith(key))]
+    if within:
+        return f" (the override {shown_override(within[-1])})"
+    file = next((file for file, tree in reversed(files) if _reached(tree, fault.path) == fault.path), None)
+    return f" (in {file})" if file and file != files[-1][0] else ""
 
 
-def _fault(kind: type[BaseModel], fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    key_path = [str(part) for part in fault["loc"]]
-    key, reason = ".".join(key_path) or "(the whole)", fault["type"]
-    if reason in UNKNOWN:
-        return f"{key}: unknown key. {nearest_keys([kind], key_path)}"
-    if reason == "missing":
+def _reached(tree: object, path: Sequence[object]) -> KeyPath:
+    """The parts of a path that are keys or indices in a tree: pydantic also names the members of a union in between."""
+    reached = []
+    for part in path:
+        if isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and str(part).isdigit() and int(str(part)) < len(tree):
+            tree = tree[int(str(part))]
+        else:
+            continue
+        reached.append(str(part))
+    return tuple(reached)
+
+
+def _faults(kind: type[BaseModel], errors: Sequence[Any], tree: object) -> Iterator[_Fault]:
+    """The faults of pydantic's errors; those of one value, which no member of a union takes, are one."""
+    by_place = dict[KeyPath, list[Any]]()
+    for error in errors:
+        missing = [str(error["loc"][-1])] if error["type"] == "missing" else []
+        by_place.setdefault((*_reached(tree, error["loc"]), *missing), []).append(error)
+    for place, its in by_place.items():
+        in_union = any(len(error["loc"]) > len(place) for error in its)
+        if not (
+            in_union and any(other[: len(place)] == place != other for other in by_place)
+        ):  # a mapping is read as such
+            yield _Fault(place, _said(kind, place, its), unknown=its[0]["type"] in UNKNOWN)
+
+
+def _said(kind: type[BaseModel], place: KeyPath, errors: Sequence[Any]) -> str:
+    key, first = ".".join(place) or "(the whole)", errors[0]
+    if first["type"] in UNKNOWN:
+        return f"{key}: unknown key. {nearest_keys([kind], place)}"
+    if first["type"] == "missing":
         return f"{key}: missing"
-    value = without_credentials(fault["input"], key_path[-1] if key_path else "")
-    wanted = expectation(fault["msg"])
-    if reason in ("model_type", "dataclass_type", "dict_type"):
-        return f"{key}: found {value!r}, wanted a mapping of keys"
-    if fault["msg"].startswith(SHOULD_BE):
-        return f"{key}: found {value!r}, wanted {wanted}"
-    return f"{key}: found {value!r}; {wanted}" if key_path else wanted  # not all of the file
+    value = without_credentials(first["input"], place[-1] if place else "")
+    wanted = [MAPPING if each["type"] in NO_MAPPING else expectation(each["msg"]) for each in errors]
+    if first["type"] == "value_error":  # a sentence of a validator
+        return f"{key}: found {value!r}; {wanted[0]}" if place else wanted[0]  # not all of the file
+    return f"{key}: found {value!r}, wanted {' or '.join(wanted)}"
 
 
 def expectation(message: str) -> str:
     """What pydantic's message asks for, shorter: "Input should be greater than or equal to 0" is "at least 0"."""
-    message = message.partition(", unable to parse")[0]
+    message = message.partition(", unable to")[0]
     for long, short in SHORTER.items():
         message = message.replace(long, short)
     return message

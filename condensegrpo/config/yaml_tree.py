@@ -121,7 +121,8 @@ def read_yaml(path: Path) -> Tree:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"reading the configuration {path}: it is not YAML: {error}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"reading the configuration {path}: found {type(tree).__name__}, wanted a mapping of keys.")
+        found = "it is empty" if tree is None else f"found {tree!r:.40}"
+        raise ConfigError(f"reading the configuration {path}: {found}, wanted a mapping of keys, such as name: value.")
     return tree
 
 
@@ -174,7 +175,9 @@ def apply_overrides(
                 f"has no keys. Replace the whole entry by a mapping, such as {{name: …, options: {{…}}}}."
             ) from error
         except (IndexError, ValueError) as error:
-            raise ConfigError(f"reading the override {shown!r}: no such entry of a list: {error}") from error
+            raise ConfigError(
+                f"reading the override {shown!r}: no such entry of a list. Set the whole list, as key=[…]."
+            ) from error
     return result
 
 

@@ -140,6 +140,8 @@ def _written(expert: Expert, renderer: Renderer, view: View, request: Request | 
     text = expert.reply(view.context) if request is None else expert.write(request)
     if text is None:
         return Generation(token_ids=(), logprobs=(), finish=FinishReason.ABORT)
+    if not isinstance(text, str):  # the coroutine of an async def, for one
+        raise TypeError(f"{'reply' if request is None else 'write'}() returned {text!r:.80}, wanted a text or None")
     if renderer.has_unknown and (unknown := renderer.unknown(text)[1]):
         raise SamplerError(
             f"writing {text!r:.60}: the tokenizer does not know {', '.join(map(repr, unknown[:8]))}. Add them to "

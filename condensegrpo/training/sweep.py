@@ -125,7 +125,10 @@ def check_runs(runs: Iterable[StudyRun]) -> None:
     from condensegrpo.assembly.preflight import check_run
 
     for run in runs:
-        check_run(build(run.config), resumed=run.folder.config.is_file())
+        try:
+            check_run(build(run.config), resumed=run.folder.config.is_file())
+        except ConfigError as error:
+            raise type(error)(f"the run {run.name}: {error}") from error
 
 
 class Sweep:
