@@ -120,7 +120,8 @@ def test_the_last_nodes_of_a_job_sample_and_the_others_learn(tmp_path: Path, clu
     script, log = tmp_path / "big.sbatch", tmp_path / "log"
     launch("slurm", *GPU, TWO, "--nodes", 4, "--server-nodes", 2, "--gpus", 4, "--out", script)
     record(cluster, log, "srun", then='while [[ $1 == --* ]]; do shift; done; SLURM_LOCALID=1 "$@"')
-    record(cluster, log, "condensegrpo", then="echo token ${#VLLM_API_KEY}")
+    served = f"until grep -q 'condensegrpo serve' {log}; do sleep 0.1; done"  # training ends the job, servers and all
+    record(cluster, log, "condensegrpo", then=f"echo token ${{#VLLM_API_KEY}}; [ $1 != train ] || {served}")
     nodes = {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "a1,a2,a3,a4", "SLURM_NTASKS": "16"}
     assert "token 32" in ended(start(script, cluster.environment(**nodes)))
     lines = log.read_text().splitlines()
