@@ -84,7 +84,7 @@ def test_an_episode_is_a_seed_whose_rewards_are_the_outcome(outcome: str, worth:
     again = starts[0].replace("say", "again")
     assert [turn.observations[0].text for turn in trajectories[0].turns] == [again, again]  # the last one too
     assert len(Echo.closed) == 32
-    threads = [thread for thread in threading.enumerate() if "gym environment" in thread.name]
+    threads = [thread for thread in threading.enumerate() if thread.name == "environment"]
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)

@@ -28,7 +28,7 @@ from waiting import eventually
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.integrations.mcp import McpServer, OpenServer, ServerPool
+from condensegrpo.integrations.mcp import McpServer, ServerPool
 from condensegrpo.integrations.mcp_client import HttpConnection, ProcessConnection, Refused
 from condensegrpo.integrations.servers import ChildProcess
 
@@ -307,9 +307,7 @@ def test_a_session_that_a_server_has_forgotten_is_opened_again(status: int) -> N
         return web.json_response(reply, headers={"Mcp-Session-Id": "1"})
 
     async def used(pool: ServerPool) -> Any:
-        opened = dict[str, Any]()
-        await pool.open(opened, shared=True)
-        return await pool.call(opened["words"], "price", {})
+        return await pool.call((await pool.open(pool.shared))["words"], "price", {})
 
     async def scenario() -> None:
         application = web.Application()
@@ -367,15 +365,10 @@ def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.Mon
     monkeypatch.setenv("SHOP_PAT", "t0p-secret")
     pool = ServerPool({"slow": plain(0.7), "fast": plain(0)}, 20)
 
-    async def opened() -> dict[str, OpenServer]:
-        servers = dict[str, OpenServer]()
-        await pool.open(servers, shared=True)
-        return servers
-
     async def scenario() -> None:
-        for server in (await opened()).values():
+        for server in (await pool.open(pool.shared)).values():
             server.connection.lost = "gone"
-        first, second = await asyncio.gather(opened(), opened())
+        first, second = await asyncio.gather(pool.open(pool.shared), pool.open(pool.shared))
         assert first == second
         assert [server.connection.lost for server in second.values()] == ["", ""]
 

@@ -116,7 +116,7 @@ def test_the_walkthrough_wins_and_every_episode_of_a_game_is_the_same(task: Text
     assert not any("$" in line or "-= Kitchen =-0/" in line for text in shown for line in text.splitlines())
     assert any("Directions:" in text for text in shown)
     assert "Your score has just gone up by one point." in shown[-1]
-    for thread in [thread for thread in threading.enumerate() if "TextWorld game" in thread.name]:
+    for thread in [thread for thread in threading.enumerate() if thread.name == "environment"]:
         thread.join(10)
         assert not thread.is_alive()
     assert open_files() - before == set()
@@ -158,9 +158,9 @@ def test_a_game_ends_after_its_commands_with_the_points_that_were_made(task: Tex
 
 @pytest.mark.parametrize("won", [False, True])
 def test_a_game_without_points_pays_whether_it_is_won(won: bool) -> None:
-    game = Game("hall.z8", admissible=False)
+    game = Game("hall.z8", TextWorld())
     game._state = SimpleNamespace(score=0, max_score=0, won=won, lost=False)
-    assert (game.done, game.score) == (won, float(won))
+    assert game.worth == float(won)
 
 
 def test_games_are_made_once_and_no_game_is_in_both_splits(task: TextWorld, folder: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_examples_of_the_page_make_a_task_and_count_the_games_that_are_won(
     assert isinstance(build_plugin("tasks", "textworld", yaml.safe_load(block)["task"]["options"]), TextWorld)
     (block,) = re.findall(r"```python\n(# won\.py.*?)```", PAGE, re.DOTALL)
     given = f"arguments={SMALL}, train_games=1, eval_games=1, folder={task.folder!r}"
-    exec(block.replace("TextWorld()", f"TextWorld({given})"), {})
+    exec(block.replace('TextWorld(outcome="won"', f'TextWorld(outcome="won", {given}'), {})
     assert capsys.readouterr().out == "1 of 1 train games are won\n1 of 1 eval games are won\n"
 
 

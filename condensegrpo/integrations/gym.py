@@ -34,21 +34,40 @@ DEFAULT = "gymnasium:make"
 SYSTEM = "Reply with your next action as <action>your action</action>."
 FIRST_TRAINING_SEED = 1_000_000  # those below are for evaluation
 _COLOURED = re.compile(r"\x1b\[[\d;]+m([^\x1b]*)\x1b\[0m")
-_resetting = threading.Lock()
+_resetting = threading.Lock()  # also what reads files with parsers of the process
 
 
 @dataclass(kw_only=True, eq=False)
-class Gym(Task):
+class Seeds(Task):
+    """The options of a task whose problems are seeds of an environment. No seed is in both splits."""
+
+    arguments: Mapping[str, Any] | None = None  # of every environment, by name
+    eval_arguments: Mapping[str, Any] | None = None  # those that differ in evaluation
+    outcome: Literal["sum", "last"] = "sum"  # of the rewards, paid by the reward ``environment``
+    train_problems: Annotated[int, Ge(1)] = 100_000  # seeds, from FIRST_TRAINING_SEED on
+    eval_problems: Annotated[int, Ge(1), Le(FIRST_TRAINING_SEED)] = 256  # seeds, from 0 on
+
+    def seeds(self, split: Split, problem: Callable[[int], Problem]) -> Sequence[Problem]:
+        """The problems of the seeds of a split, made when they are needed."""
+        first, size = (FIRST_TRAINING_SEED, self.train_problems) if split == "train" else (0, self.eval_problems)
+        return DrawnProblems(size=size, draw=lambda index: problem(first + index))
+
+    def arguments_of(self, split: str) -> dict[str, Any]:
+        """The arguments of every environment of a split."""
+        return {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
+
+    def outcome_of(self, rewards: Sequence[float]) -> float:
+        """What an episode with these rewards was worth."""
+        return sum(rewards) if self.outcome == "sum" or not rewards else rewards[-1]
+
+
+@dataclass(kw_only=True, eq=False)
+class Gym(Seeds):
     """Text environments with gymnasium's interface, such as those of GEM and TextArena. No seed is in both splits."""
 
     make: str | Callable[..., Any] = DEFAULT  # package:function or path/to/file.py:Name; or from Python itself
-    id: str = ""  # its first argument; empty: none
-    arguments: Mapping[str, Any] | None = None  # its other arguments, by name
-    eval_arguments: Mapping[str, Any] | None = None  # those that differ in evaluation
-    outcome: Literal["sum", "last"] = "sum"  # of the rewards, paid by the reward ``environment``
+    id: str = ""  # its first argument; empty: none. The others are ``arguments``
     system: str = SYSTEM  # the system message; empty for none
-    train_problems: Annotated[int, Ge(1)] = 100_000  # seeds, from FIRST_TRAINING_SEED on
-    eval_problems: Annotated[int, Ge(1), Le(FIRST_TRAINING_SEED)] = 256  # seeds, from 0 on
 
     def __post_init__(self) -> None:
         self._name = self.make if isinstance(self.make, str) else self.make.__name__
@@ -57,29 +76,30 @@ class Gym(Task):
         self._make = load_object("environments", self.make) if isinstance(self.make, str) else self.make
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The seeds of a split, made when they are needed."""
-        first, size = (FIRST_TRAINING_SEED, self.train_problems) if split == "train" else (0, self.eval_problems)
-        return DrawnProblems(size=size, draw=lambda index: self._problem(split, first + index))
+        """The seeds of a split."""
+        name, arguments = self.id or self._name, self.arguments_of(split)
+
+        def problem(seed: int) -> Problem:
+            data = {"seed": seed, "arguments": arguments}
+            return Problem(id=f"{split}-{seed}", question=f"{name} with seed {seed}", data=data)
+
+        return self.seeds(split, problem)
 
     def environment(self, problem: Problem) -> "GymEpisode":
         """A fresh episode."""
-        arguments = (self.id,) if self.id else ()
-        make = partial(self._make, *arguments, **problem.data["arguments"])
-        return GymEpisode(make, seed=problem.data["seed"], outcome=self.outcome, system=self.system)
-
-    def _problem(self, split: Split, seed: int) -> Problem:
-        arguments = {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
-        question = f"{self.id or self._name} with seed {seed}"
-        return Problem(id=f"{split}-{seed}", question=question, data={"seed": seed, "arguments": arguments})
+        make = partial(self._make, *((self.id,) if self.id else ()), **problem.data["arguments"])
+        return GymEpisode(make, self.outcome_of, seed=problem.data["seed"], system=self.system)
 
 
 class GymEpisode(Environment):
     """One episode, in a thread of its own."""
 
-    def __init__(self, make: Callable[[], Any], *, seed: int, outcome: Literal["sum", "last"], system: str) -> None:
-        """Nothing is made before ``start``."""
-        self._make, self._seed, self._outcome, self._system = make, seed, outcome, system
-        self._thread = EpisodeThread("the gym environment")
+    def __init__(
+        self, make: Callable[[], Any], outcome_of: Callable[[Sequence[float]], float], *, seed: int, system: str
+    ) -> None:
+        """Nothing is made before ``start``; ``outcome_of``: what an episode with such rewards was worth."""
+        self._make, self._outcome_of, self._seed, self._system = make, outcome_of, seed, system
+        self._thread = EpisodeThread("environment")
         self._environment: Any = None
         self._rewards = list[float]()
 
@@ -94,10 +114,8 @@ class GymEpisode(Environment):
             return Step(observations=(Message(role="user", content=fault),))
         shown, done = await self._thread.call(self._step, action)
         observations = (Message(role="user", content=shown),)
-        if not done:
-            return Step(observations=observations)
-        outcome = sum(self._rewards) if self._outcome == "sum" else self._rewards[-1]
-        return Step(observations=observations, done=True, outcome=outcome)
+        outcome = self._outcome_of(self._rewards) if done else None
+        return Step(observations=observations, done=done, outcome=outcome)
 
     async def close(self) -> None:
         """Close the environment and let its thread end."""

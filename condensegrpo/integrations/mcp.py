@@ -10,10 +10,10 @@ it, as ``environment_error``; the next episode opens it again.
 import asyncio
 import json
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 from annotated_types import Gt
 
@@ -27,6 +27,7 @@ from condensegrpo.integrations.mcp_client import VERSION, Connection, HttpConnec
 from condensegrpo.integrations.servers import ChildProcess, ServerAddress, check_servers
 from condensegrpo.tasks.jsonl import Jsonl
 
+T = TypeVar("T")
 CLIENT = {"name": "condensegrpo", "version": "1"}
 MAX_PAGES = 100  # of a server's list of tools
 
@@ -71,69 +72,47 @@ class Mcp(Jsonl):
         return pool
 
 
+Sessions = dict[str, "asyncio.Task[OpenServer]"]  # by server: being opened, open, or lost
+
+
 class ServerPool:
     """Opens servers on an event loop of its own, where they outlive the loop of an episode."""
 
     def __init__(self, servers: Mapping[str, McpServer], seconds: float) -> None:
         """``seconds``: in which a server must have started."""
+        self.shared: Sessions = {}  # of all episodes
         self._servers, self._seconds = servers, seconds
         self._loop = BackgroundLoop("MCP servers")
-        self._shared = dict[str, asyncio.Task[OpenServer]]()
-        self._opening = set[asyncio.Task[OpenServer]]()  # under way
-        self._closing = set[asyncio.Task[None]]()  # under way; no cancellation interrupts them
+        self._opening = set[asyncio.Task[OpenServer]]()  # under way, as are those that end
+        self._ending = set[asyncio.Task[None]]()
 
-    async def open(self, servers: dict[str, OpenServer], *, shared: bool) -> None:
-        """Put the servers into a dictionary by name: opened now, or ``shared`` by all episodes since one was lost."""
-        await self._loop.call(self._open_shared(servers) if shared else self._open_all(servers))
+    async def open(self, sessions: Sessions) -> Mapping[str, OpenServer]:
+        """All servers by name; a session that is missing or was lost is opened."""
+        return await self._loop.call(self._opened(sessions))
 
     async def call(self, server: OpenServer, tool: str, arguments: Mapping[str, Any]) -> Json:
         """What a tool returned; raises as ``Connection.request``."""
         parameters = {"name": tool, "arguments": dict(arguments)}
         return await self._loop.call(server.connection.request("tools/call", parameters))
 
-    async def closed(self, servers: Sequence[OpenServer]) -> None:
-        """End sessions."""
-        await self._loop.call(self._closed(servers))
+    async def end(self, sessions: Sessions) -> None:
+        """End sessions. Those that are being opened end too, which is not waited for: their episode was given up."""
+        await self._loop.call(self._end(sessions))
 
     def close(self) -> None:
-        """End the shared sessions and the loop."""
-        self._loop.finish(self._close_shared())
+        """End the shared sessions, those that are being opened, and the loop."""
+        self._loop.finish(self._closed())
 
-    async def _open_shared(self, servers: dict[str, OpenServer]) -> None:
-        lost = [
-            name
-            for name, opening in self._shared.items()
-            if opening.done() and (opening.cancelled() or opening.exception() or opening.result().connection.lost)
-        ]
-        for opening in [self._shared.pop(name) for name in lost]:  # all at once: others open them meanwhile
-            if not opening.cancelled() and opening.exception() is None:
-                await self._ended(opening.result().connection)
+    async def _opened(self, sessions: Sessions) -> Mapping[str, OpenServer]:
+        if lost := [sessions.pop(name) for name in [*sessions] if _is_lost(sessions[name])]:
+            _kept(self._ending, _ended(lost))
         for name, server in self._servers.items():
-            if name not in self._shared:
-                self._shared[name] = self._open(name, server)
-        servers |= {name: await asyncio.shield(self._shared[name]) for name in self._servers}
+            if name not in sessions:
+                sessions[name] = _kept(self._opening, self._open(name, server))
+        servers = await asyncio.gather(*(asyncio.shield(sessions[name]) for name in self._servers))
+        return dict(zip(self._servers, servers, strict=True))
 
-    async def _open_all(self, servers: dict[str, OpenServer]) -> None:
-        opening = {name: self._open(name, server) for name, server in self._servers.items()}
-        try:
-            await asyncio.wait(opening.values(), return_when=asyncio.FIRST_EXCEPTION)
-            servers |= {name: task.result() for name, task in opening.items() if task.done()}
-        finally:
-            if len(servers) < len(opening):
-                await self._abandoned(opening.values())
-
-    async def _close_shared(self) -> None:
-        await self._abandoned({*self._opening, *self._shared.values()})
-        while self._closing:
-            await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _open(self, name: str, server: McpServer) -> asyncio.Task[OpenServer]:
-        task = asyncio.create_task(self._opened(name, server))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-        return task
-
-    async def _opened(self, name: str, server: McpServer) -> OpenServer:
+    async def _open(self, name: str, server: McpServer) -> OpenServer:
         """Open a session with a server and list its tools."""
         connection: Connection
         if server.command:
@@ -150,7 +129,7 @@ class ServerPool:
                 await connection.notify("notifications/initialized", {})
                 return OpenServer(connection, await _listed(name, server, connection), server.prefix)
         except BaseException as error:
-            await self._ended(connection)
+            await self._uninterrupted(connection.close())
             if isinstance(error, TimeoutError):
                 seconds = f"{self._seconds:g} seconds (task.options.start_seconds)"
                 raise EnvironmentLost(f"the MCP server {name} did not start within {seconds}") from error
@@ -158,22 +137,40 @@ class ServerPool:
                 raise EnvironmentLost(f"the MCP server {name} refused to start: {error}") from error
             raise
 
-    async def _abandoned(self, opening: Collection["asyncio.Task[OpenServer]"]) -> None:
-        """End the sessions that are there, and those that are being opened."""
-        for task in opening:
-            task.cancel()
-        outcomes = await asyncio.gather(*opening, return_exceptions=True)
-        await self._closed([outcome for outcome in outcomes if isinstance(outcome, OpenServer)])
+    async def _end(self, sessions: Sessions) -> None:
+        all_open = all(session.done() for session in sessions.values())
+        ending = _kept(self._ending, _ended(sessions.values()))
+        if all_open:
+            await asyncio.shield(ending)
 
-    async def _closed(self, servers: Sequence[OpenServer]) -> None:
-        await asyncio.gather(*(self._ended(server.connection) for server in servers), return_exceptions=True)
+    async def _uninterrupted(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Wait for what a cancellation leaves to itself: ``close`` waits for it too."""
+        await asyncio.shield(_kept(self._ending, ending))
 
-    async def _ended(self, connection: Connection) -> None:
-        """End a session. A cancellation leaves it to itself: ``close`` of the pool waits for it."""
-        task = asyncio.create_task(connection.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-        await asyncio.shield(task)
+    async def _closed(self) -> None:
+        await _ended([*self._opening, *self.shared.values()])
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+
+def _kept(tasks: set[asyncio.Task[T]], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that is one of ``tasks`` until it is done."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+def _is_lost(session: asyncio.Task[OpenServer]) -> bool:
+    """Whether a session could not be opened, or can be used no longer."""
+    return session.done() and bool(session.cancelled() or session.exception() or session.result().connection.lost)
+
+
+async def _ended(sessions: Collection[asyncio.Task[OpenServer]]) -> None:
+    for session in sessions:
+        session.cancel()  # one that is open stays so
+    outcomes = await asyncio.gather(*sessions, return_exceptions=True)
+    connections = [outcome.connection for outcome in outcomes if isinstance(outcome, OpenServer)]
+    await asyncio.gather(*(connection.close() for connection in connections), return_exceptions=True)
 
 
 class McpEpisode(Environment):
@@ -181,12 +178,13 @@ class McpEpisode(Environment):
 
     def __init__(self, questions: Environment, pool: ServerPool, *, shared: bool) -> None:
         """``shared``: the servers serve other episodes too."""
-        self._questions, self._pool, self._shared = questions, pool, shared
-        self._opened = dict[str, OpenServer]()
+        self._questions, self._pool = questions, pool
+        self._sessions: Sessions = pool.shared if shared else {}
+        self._opened: Mapping[str, OpenServer] = {}
 
     async def start(self) -> tuple[Message, ...]:
         """The question, once the servers are there."""
-        await self._pool.open(self._opened, shared=self._shared)
+        self._opened = await self._pool.open(self._sessions)
         return await self._questions.start()
 
     def tools(self) -> Sequence[EnvironmentTool]:
@@ -210,8 +208,8 @@ class McpEpisode(Environment):
 
     async def close(self) -> None:
         """End the servers of this episode."""
-        if not self._shared:
-            await self._pool.closed([*self._opened.values()])
+        if self._sessions is not self._pool.shared:
+            await self._pool.end(self._sessions)
 
     async def _use(self, server: OpenServer, tool: str, arguments: Mapping[str, Any], history: History) -> str:
         try:

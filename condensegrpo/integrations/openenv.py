@@ -8,16 +8,16 @@ environments a reply is the action: what its last ``<action>`` tag holds, or the
 one field. Of an environment that takes calls of tools, its tools are the tools of the episode.
 """
 
+import contextlib
 import json
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt
 
 from condensegrpo.core.errors import DataError, EnvironmentLost
 from condensegrpo.core.messages import History, MediaPart, Message
@@ -25,14 +25,13 @@ from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import as_text, shortened
-from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, action_in, picture_of
+from condensegrpo.integrations.gym import Seeds, action_in, picture_of
 from condensegrpo.integrations.mcp import is_tool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
-from condensegrpo.integrations.openenv_pool import EpisodeSession, InvalidAction, OpenEnvServer, SessionPool
+from condensegrpo.integrations.openenv_pool import InvalidAction, OpenEnvServer, SessionPool
 from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.integrations.servers import check_servers
 from condensegrpo.tasks.answers import read_answer
-from condensegrpo.tasks.drawn import DrawnProblems
 from condensegrpo.vision.image_files import from_base64, part_of_file
 
 CALL = {"type", "tool_name", "arguments"}  # the fields of an action that calls a tool
@@ -41,21 +40,16 @@ MAX_CHARS = 100_000  # of an observation; of a longer one the policy reads its b
 
 
 @dataclass(kw_only=True, eq=False)
-class OpenEnv(ResetRows):
+class OpenEnv(Seeds, ResetRows):
     """Environments of OpenEnv servers, started here or elsewhere. No row and no seed is in both splits."""
 
     servers: Mapping[str, OpenEnvServer]  # by a name for messages; episodes are spread over them
     data: str | None = None  # training rows, see ``rows.read_rows``; None: problems are seeds
-    arguments: Mapping[str, Any] | None = None  # of every reset, beside the row or the seed
-    eval_arguments: Mapping[str, Any] | None = None  # those that differ in evaluation
     action_field: str = ""  # that a reply fills; empty: the only one that the server requires
     action: Mapping[str, Any] | None = None  # the other fields of every action
     show: tuple[str, ...] = ()  # fields of observations that the policy reads; (): all but metadata and pictures
     pictures: tuple[str, ...] = ()  # fields of observations that the policy sees, after what it reads
-    outcome: Literal["sum", "last"] = "sum"  # of the rewards, paid by the reward ``environment``
     system: str = ""  # the system message; empty for none
-    train_problems: Annotated[int, Ge(1)] = 100_000  # seeds, from FIRST_TRAINING_SEED on
-    eval_problems: Annotated[int, Ge(1), Le(FIRST_TRAINING_SEED)] = 256  # seeds, from 0 on
     start_seconds: Annotated[float, Gt(0)] = 60.0  # for which a server that is not ready is tried again
 
     def __post_init__(self) -> None:
@@ -65,22 +59,22 @@ class OpenEnv(ResetRows):
         if self.data is not None:
             rows = self.read_splits(self.data)
             train, held_out = (
-                tuple(replace(each, data={**self._arguments(split), **each.data}) for each in problems)
-                for split, problems in (("train", rows.train), ("eval", rows.held_out))
+                tuple(replace(each, data={**self.arguments_of(split), **each.data}) for each in problems)
+                for split, problems in {"train": rows.train, "eval": rows.held_out}.items()
             )
             self._splits = replace(rows, train=train, held_out=held_out)
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """The rows of a split, in the order of the file, or its seeds, made when they are needed."""
+        """The rows of a split, in the order of the file, or its seeds."""
         if self.data is not None:
-            return super().problems(split)
+            return ResetRows.problems(self, split)
+        names, arguments = ", ".join(self.servers), self.arguments_of(split)
 
-        def seeded(seed: int) -> Problem:
-            question = f"{', '.join(self.servers)} with seed {seed}"
-            return Problem(id=f"{split}-{seed}", question=question, data={**self._arguments(split), "seed": seed})
+        def problem(seed: int) -> Problem:
+            data = {**arguments, "seed": seed}
+            return Problem(id=f"{split}-{seed}", question=f"{names} with seed {seed}", data=data)
 
-        first, size = (FIRST_TRAINING_SEED, self.train_problems) if split == "train" else (0, self.eval_problems)
-        return DrawnProblems(size=size, draw=lambda index: seeded(first + index))
+        return self.seeds(split, problem)
 
     def environment(self, problem: Problem) -> "OpenEnvEpisode":
         """A fresh episode."""
@@ -128,16 +122,6 @@ class OpenEnv(ResetRows):
         except (DataError, ValueError) as error:  # no fault of the policy, which would read another error of a tool
             raise EnvironmentLost(str(error)) from error
 
-    def outcome_of(self, rewards: Sequence[float]) -> float | None:
-        """What an episode was worth; None: the environment gave no reward."""
-        if not rewards:
-            return None
-        return sum(rewards) if self.outcome == "sum" else rewards[-1]
-
-    def _arguments(self, split: str) -> dict[str, Any]:
-        """Of every reset in a split."""
-        return {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
-
     @cached_property
     def _pool(self) -> SessionPool:
         pool = SessionPool(self.servers, self.start_seconds)
@@ -151,24 +135,23 @@ class OpenEnvEpisode(Environment):
     def __init__(self, task: OpenEnv, arguments: Json, pool: SessionPool) -> None:
         """Nothing is opened before ``start``; ``arguments``: of the reset."""
         self._task, self._arguments, self._pool = task, arguments, pool
-        self._session = EpisodeSession(pool)
+        self._held = contextlib.AsyncExitStack()  # the session; in the event loop of the pool
         self._field, self._properties, self._definitions = "", dict[str, Json](), dict[str, Any]()
         self._tools = list[EnvironmentTool]()
 
     async def start(self) -> tuple[Message, ...]:
         """The system message, the row's prompt, and after it the first observation."""
         task, row = self._task, self._arguments
-        observation = await self._pool.call(self._session.start(row))
-        server = self._session.server
+        self._session = session = await self._pool.call(self._held.enter_async_context(self._pool.session(row)))
+        self._connection, server = session.connection, session.server
         self._field, self._properties = task.field_of(server.name, server.actions), server.actions["properties"]
         self._definitions = server.actions.get("$defs") or {}
         if not self._field:
-            listed = await self._pool.call(self._session.step({"type": "list_tools"}))
-            self._tools = [*self._offered(server.name, listed)]
-        text = task.text_of_observation(observation)
+            self._tools = [*self._offered(server.name, await self._stepped({"type": "list_tools"}))]
+        text = task.text_of_observation(session.first)
         first = task.first_messages(row, f"\n{text}" if text and row.get(task.prompt) else text)
         *before, last = first
-        last = last.showing(task.pictures_of_observation(observation))
+        last = last.showing(task.pictures_of_observation(session.first))
         return (*([Message(role="system", content=task.system)] if task.system else []), *before, last)
 
     def tools(self) -> Sequence[EnvironmentTool]:
@@ -177,44 +160,48 @@ class OpenEnvEpisode(Environment):
 
     async def step(self, reply: Message) -> Step:
         """What follows from a reply that calls no tool: the next observation, or the end."""
-        session, outcome_of = self._session.opened, self._task.outcome_of
         if not self._field:
-            answer = read_answer(reply.text, self._task.answer_style)
-            return Step(done=True, answer=answer, outcome=outcome_of(session.rewards))
-        if session.done:
-            return Step(done=True, outcome=outcome_of(session.rewards) or 0.0)
-        try:
-            observation = await self._acted(action_in(reply.text))
-        except InvalidAction as error:
-            return Step(observations=(Message(role="user", content=f"Error: {error}"),))
-        outcome = (outcome_of(session.rewards) or 0.0) if session.done else None
-        shown = Message(role="user", content=self._task.text_of_observation(observation))
-        observations = (shown.showing(self._task.pictures_of_observation(observation)),)
-        return Step(observations=observations, done=session.done, outcome=outcome)
+            answer, rewards = read_answer(reply.text, self._task.answer_style), self._connection.rewards
+            return Step(done=True, answer=answer, outcome=self._task.outcome_of(rewards) if rewards else None)
+        observations = tuple[Message, ...]()
+        if not self._connection.done:
+            try:
+                observation = await self._acted(action_in(reply.text))
+            except InvalidAction as error:
+                return Step(observations=(Message(role="user", content=f"Error: {error}"),))
+            shown = Message(role="user", content=self._task.text_of_observation(observation))
+            observations = (shown.showing(self._task.pictures_of_observation(observation)),)
+        return Step(observations=observations, done=self._connection.done, outcome=self._outcome_at_end())
 
     async def close(self) -> None:
         """End the session."""
-        await self._pool.call(self._session.close())
+        await self._pool.call(self._held.aclose())
+
+    async def _stepped(self, action: Json) -> Json:
+        return await self._pool.call(self._session.step(action))
 
     async def _acted(self, text: str) -> Json:
         """The observation that follows from an action."""
         value: object = text
         if not _takes_text(self._properties[self._field], self._definitions):
-            with suppress(ValueError):  # the server says what it wants
+            with contextlib.suppress(ValueError):  # the server says what it wants
                 value = json.loads(text)
-        return await self._pool.call(self._session.step({**(self._task.action or {}), self._field: value}))
+        return await self._stepped({**(self._task.action or {}), self._field: value})
+
+    def _outcome_at_end(self) -> float | None:
+        """What the episode was worth; None: it goes on."""
+        return self._task.outcome_of(self._connection.rewards) if self._connection.done else None
 
     async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:
-        session, call = self._session.opened, {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
         text, media = "", tuple[MediaPart, ...]()
         try:
-            if not session.done:
-                observation = await self._pool.call(self._session.step(call))
+            if not self._connection.done:
+                call = {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+                observation = await self._stepped(call)
                 text, media = self._text_of_result(observation), self._task.pictures_of_observation(observation)
         except Refused as error:
             text = f"Error: {error}"
-        outcome = self._task.outcome_of(session.rewards) or 0.0
-        return ToolResult(text=text, media=media, done=session.done, outcome=outcome if session.done else None)
+        return ToolResult(text=text, media=media, done=self._connection.done, outcome=self._outcome_at_end())
 
     def _text_of_result(self, observation: Json) -> str:
         """What the policy reads of a tool's result."""

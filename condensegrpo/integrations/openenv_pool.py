@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from socket import create_server
 from typing import Annotated, TypeVar
@@ -74,11 +74,11 @@ class RunningServer:
     def __init__(self, name: str, server: OpenEnvServer, seconds: float) -> None:
         """``name``: for messages; ``seconds``: in which it answers an attempt to open a session."""
         self.name = name
-        self.actions: Json = {}  # the schema of its actions
+        self.actions: Json = {}  # the schema of its actions, once a session was opened
         self.avoided_until = 0.0  # as ``time.monotonic``: it was not ready
-        self.used = 0  # sessions that are open or awaited
-        self.free = asyncio.Semaphore(server.sessions)
         self._server, self._seconds = server, seconds
+        self._used = 0  # sessions that are open or awaited
+        self._free = asyncio.Semaphore(server.sessions)
         self._url = re.sub("^ws", "http", server.url.rstrip("/"))
         self._preparing = asyncio.Lock()
         self._client: aiohttp.ClientSession | None = None
@@ -87,20 +87,36 @@ class RunningServer:
     @property
     def load(self) -> float:
         """The share of its sessions that is open or awaited."""
-        return self.used / self._server.sessions
+        return self._used / self._server.sessions
 
-    async def connected(self) -> "aiohttp.ClientWebSocketResponse[bool]":
-        """A new connection, to a server whose actions are known."""
+    @contextlib.asynccontextmanager
+    async def reserved(self) -> AsyncIterator[None]:
+        """A block that may have a session, once there is one for it."""
+        self._used += 1
+        try:
+            async with self._free:
+                yield
+        finally:
+            self._used -= 1
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> "AsyncIterator[Connection]":
+        """A block with a new connection, to a server whose actions are known."""
         with self._reached():
             async with asyncio.timeout(self._seconds):
                 async with self._preparing:
                     client = await self._prepared()
-                return await client.ws_connect(
+                socket = await client.ws_connect(
                     f"{self._url}/ws",
                     heartbeat=HEARTBEAT,
                     max_msg_size=MAX_BYTES,
                     timeout=aiohttp.ClientWSTimeout(ws_close=END_SECONDS),
                 )
+        connection = Connection(self.name, socket)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
     async def described_end(self) -> str:
         """How its process ended; empty: it has none, or it goes on."""
@@ -129,9 +145,7 @@ class RunningServer:
         if self._server.command:
             await self._run()
         if not self.actions:
-            async with self._client.get(
-                f"{self._url}/schema", raise_for_status=True, allow_redirects=False
-            ) as response:
+            async with self._client.get(f"{self._url}/schema", raise_for_status=True) as response:
                 schemas = [message async for message in messages_of(response)]
             actions = schemas[0].get("action") if schemas else None
             if not isinstance(actions, dict) or not isinstance(actions.get("properties"), dict):
@@ -173,7 +187,7 @@ class RunningServer:
 
 
 async def _refuse_redirect(client: object, context: object, redirect: aiohttp.TraceRequestRedirectParams) -> None:
-    """``ws_connect`` would follow it, and send the headers that name credentials to wherever it leads."""
+    """Redirects would be followed, and the headers that name credentials sent to wherever they lead."""
     answer = redirect.response
     raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message="(a redirect)")
 
@@ -255,85 +269,68 @@ class Connection:
             answer.set_exception(outcome) if isinstance(outcome, Refused) else answer.set_result(outcome)
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connection to a server, and what its environment returned when it was reset."""
+
+    server: RunningServer
+    connection: Connection
+    first: Json  # observation
+
+    async def step(self, action: Json) -> Json:
+        """The observation that follows from an action."""
+        try:
+            return await self.connection.request("step", action)
+        except NotReady as error:
+            raise EnvironmentLost(f"{error}{await self.server.described_end()}") from error
+
+
 class SessionPool:
     """Opens sessions on an event loop of its own, where servers outlive the loop of an episode."""
 
     def __init__(self, servers: Mapping[str, OpenEnvServer], seconds: float) -> None:
         """``seconds``: for which opening a session is tried again while servers are not ready."""
-        self.seconds = seconds
         self._servers = [RunningServer(name, server, seconds) for name, server in servers.items()]
+        self._seconds = seconds
         self._loop = BackgroundLoop("OpenEnv sessions")
 
     async def call(self, work: Coroutine[object, object, T]) -> T:
-        """The result of a coroutine of a ``Session``, from another event loop."""
+        """The result of a coroutine, from another event loop."""
         return await self._loop.call(work)
 
-    def least_used(self) -> RunningServer:
-        """The server with the smallest load; one that was not ready a moment ago only if the others are in full use."""
-        now = time.monotonic()
-        return min(self._servers, key=lambda server: (server.avoided_until > now or server.load >= 1, server.load))
+    @contextlib.asynccontextmanager
+    async def session(self, arguments: Json) -> AsyncIterator[Session]:
+        """A block with a session whose environment was reset; where servers are not ready, it is tried again."""
+        began, delay, jitter = 0.0, FIRST_DELAY, random.Random()  # not the generator of the process
+        while True:
+            server = self._least_used()
+            async with contextlib.AsyncExitStack() as held:
+                await held.enter_async_context(server.reserved())
+                began = began or time.monotonic()
+                try:
+                    connection = await held.enter_async_context(server.connected())
+                    session = Session(server, connection, await connection.request("reset", arguments))
+                except NotReady as error:
+                    server.avoided_until = time.monotonic() + delay
+                    if isinstance(error, ServerFull):
+                        began = 0.0  # it is there; the time limit of the turn holds
+                    elif time.monotonic() - began > self._seconds:
+                        tried = f"tried for {self._seconds:g} seconds: task.options.start_seconds"
+                        raise EnvironmentLost(f"{error} ({tried})") from error
+                else:
+                    yield session
+                    return
+            await asyncio.sleep(delay * jitter.uniform(0.5, 1.0))
+            delay = min(2 * delay, LONGEST_DELAY)
 
     def close(self) -> None:
         """End the servers that were started here, and the loop."""
         self._loop.finish(self._close())
 
+    def _least_used(self) -> RunningServer:
+        """The server with the smallest load; one that was not ready a moment ago only if the others are in full use."""
+        now = time.monotonic()
+        return min(self._servers, key=lambda server: (server.avoided_until > now or server.load >= 1, server.load))
+
     async def _close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers), return_exceptions=True)
-
-
-class EpisodeSession:
-    """The session of one episode, from its reservation to its end. ``SessionPool.call`` runs its coroutines."""
-
-    server: RunningServer  # after ``start``
-    opened: Connection  # likewise
-
-    def __init__(self, pool: SessionPool) -> None:
-        """Nothing is opened before ``start``."""
-        self._pool = pool
-        self._held = contextlib.AsyncExitStack()  # the reservation and the connection
-        self._starting = asyncio.Lock()  # until a start that was cancelled has ended
-
-    async def start(self, arguments: Json) -> Json:
-        """Open a session and reset its environment; where servers are not ready, try again after a pause.
-
-        Returns:
-            The first observation.
-        """
-        async with self._starting:
-            began, delay, jitter = 0.0, FIRST_DELAY, random.Random()  # not the generator of the process
-            while True:
-                self.server = server = self._pool.least_used()
-                server.used += 1
-                self._held.callback(_give_back, server)
-                await self._held.enter_async_context(server.free)
-                began = began or time.monotonic()
-                try:
-                    self.opened = Connection(server.name, await server.connected())
-                    self._held.push_async_callback(self.opened.close)
-                    return await self.opened.request("reset", arguments)
-                except NotReady as error:
-                    await self._held.aclose()
-                    server.avoided_until = time.monotonic() + delay
-                    if isinstance(error, ServerFull):
-                        began = 0.0  # it is there; the time limit of the turn holds
-                    elif time.monotonic() - began > self._pool.seconds:
-                        tried = f"tried for {self._pool.seconds:g} seconds: task.options.start_seconds"
-                        raise EnvironmentLost(f"{error} ({tried})") from error
-                await asyncio.sleep(delay * jitter.uniform(0.5, 1.0))
-                delay = min(2 * delay, LONGEST_DELAY)
-
-    async def step(self, action: Json) -> Json:
-        """The observation that follows from an action; raises as ``Connection.request``."""
-        try:
-            return await self.opened.request("step", action)
-        except NotReady as error:
-            raise EnvironmentLost(f"{error}{await self.server.described_end()}") from error
-
-    async def close(self) -> None:
-        """End the session."""
-        async with self._starting:
-            await self._held.aclose()
-
-
-def _give_back(server: RunningServer) -> None:
-    server.used -= 1

@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,12 +31,9 @@ from condensegrpo.core.condenser import Request
 from condensegrpo.core.errors import ConfigError, DataError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.packages import check_installed
-from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.task import Problem, Split, Task
-from condensegrpo.integrations.episode_thread import EpisodeThread
-from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, action_in
+from condensegrpo.integrations.gym import FIRST_TRAINING_SEED, SYSTEM, GymEpisode, action_in
 from condensegrpo.storage.files import user_cache
-from condensegrpo.tasks.answers import pinned_messages
 
 Arguments = Mapping[str, bool | int | str]  # of tw-make by name; true sets a flag, false leaves it out
 DEFAULTS: Mapping[str, Arguments] = {
@@ -50,7 +46,6 @@ ANSWERS = ("That's not a verb I recognise.", "You can't see any such thing.", "I
 LONGEST = 198  # bytes of a command, of which the interpreter may not cut a letter in two
 _DRAWN = re.compile(r"[\s_$|\\/>]*")  # a line of the banner, or an empty one
 _CODE = re.compile(r"\[[^]]*\]")  # in a description: what depends on the state of the game
-_starting = threading.Lock()
 
 
 def given_games(pattern: str) -> Sequence[Path]:
@@ -112,34 +107,39 @@ def words(file: Path) -> Iterator[str]:
 
 
 class Game:
-    """A game in its interpreter, of which every game loads a copy of its own."""
+    """A game in its interpreter, with gymnasium's interface. Every game loads a copy of the interpreter."""
 
-    def __init__(self, file: str, *, admissible: bool) -> None:
-        """Nothing is opened before ``start``; ``admissible``: whether texts list the commands that have an effect."""
-        self._file, self._admissible = file, admissible
+    def __init__(self, file: str, task: "TextWorld") -> None:
+        """Nothing is opened before ``reset``."""
+        self._file, self._task = file, task
         self._environment: Any = None
         self._state: Any = None
+        self._commands = 0
 
-    def start(self) -> str:
+    def reset(self, *, seed: int) -> tuple[str, Mapping[str, Any]]:
         """The first observation."""
         import textworld
 
         requested = textworld.EnvInfos(
-            score=True, max_score=True, won=True, lost=True, admissible_commands=self._admissible
+            score=True, max_score=True, won=True, lost=True, admissible_commands=self._task.admissible
         )
-        with _starting:  # reading a game uses parsers of the process
-            self._environment = textworld.start(self._file, requested)
-            self._environment.seed(0)
-            self._state = self._environment.reset()
-        return self._text(self._state.feedback)
+        self._environment = textworld.start(self._file, requested)
+        self._environment.seed(seed)
+        self._state = self._environment.reset()
+        return self._text(self._state.feedback), {}
 
-    def play(self, command: str) -> str:
-        """What the game says to a command. Commands of the interpreter, such as ``save``, are not understood."""
-        if NOT_PLAYED.search(command):
-            return self._text(ANSWERS[0])
-        sent = " ".join(command.split()).encode()[:LONGEST].decode(errors="ignore")
-        self._state, *_ = self._environment.step(sent)
-        return self._text(self._state.feedback)
+    def step(self, command: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
+        """What the game says to a command, and its worth so far. Commands of the interpreter, such as ``save``, are
+        not understood.
+        """
+        self._commands += 1
+        said = ANSWERS[0]
+        if not NOT_PLAYED.search(command):
+            sent = " ".join(command.split()).encode()[:LONGEST].decode(errors="ignore")
+            self._state, *_ = self._environment.step(sent)
+            said = self._state.feedback
+        ended, late = bool(self._state.won or self._state.lost), self._commands >= self._task.max_commands
+        return self._text(said), self.worth, ended, late, {}
 
     def close(self) -> None:
         """Free the interpreter."""
@@ -147,25 +147,17 @@ class Game:
             self._environment.close()
 
     @property
-    def done(self) -> bool:
-        """Whether the game is won or lost."""
-        return bool(self._state.won or self._state.lost)
-
-    @property
-    def won(self) -> bool:
-        """Whether the game is won."""
-        return bool(self._state.won)
-
-    @property
-    def score(self) -> float:
+    def worth(self) -> float:
         """The share of the points that were made, from 0 to 1; of a game without points, 1 if it is won."""
-        return self._state.score / self._state.max_score if self._state.max_score else float(self.won)
+        if self._task.outcome == "score" and self._state.max_score:
+            return float(self._state.score / self._state.max_score)
+        return float(self._state.won)
 
     def _text(self, feedback: str) -> str:
         """A text of the game without its banner, its empty lines and its status line, which follows the last ``>``."""
         lines = (line.strip() for line in (feedback.rpartition("\n>")[0] or feedback).splitlines())
         text = "\n".join(line for line in lines if not _DRAWN.fullmatch(line))
-        return "\n".join((text, "Commands:", *self._state.admissible_commands)) if self._admissible else text
+        return "\n".join((text, "Commands:", *self._state.admissible_commands)) if self._task.admissible else text
 
 
 def _description(file: Path) -> Mapping[str, Any]:
@@ -222,9 +214,10 @@ class TextWorld(Task):
             for file in self._files(split)
         ]
 
-    def environment(self, problem: Problem) -> "TextWorldEpisode":
+    def environment(self, problem: Problem) -> GymEpisode:
         """A fresh episode."""
-        return TextWorldEpisode(self, problem.data["file"])
+        make = partial(Game, problem.data["file"], self)
+        return GymEpisode(make, lambda worths: worths[-1], seed=0, system=self.system)
 
     def expert(self, problem: Problem) -> "Walkthrough":
         """The player of a game's walkthrough."""
@@ -244,9 +237,9 @@ class TextWorld(Task):
         texts = [f"{self.system} <action> </action> Commands: look {' '.join(ANSWERS)}"]
         for problem in (*self.problems("train"), *self.problems("eval")):
             file = Path(problem.data["file"])
-            game = Game(str(file), admissible=self.admissible)
-            texts.append(game.start())
-            texts += [text for command in walkthrough(file) for text in (command, game.play(command))]
+            game = Game(str(file), self)
+            texts.append(game.reset(seed=0)[0])
+            texts += [text for command in walkthrough(file) for text in (command, game.step(command)[0])]
             game.close()
             texts += words(file)
         return texts
@@ -262,35 +255,6 @@ class TextWorld(Task):
                 f"reading the games: {both[0]} fits task.data and task.eval_data. Give disjoint patterns."
             )
         return files if split == "train" else others
-
-
-class TextWorldEpisode(Environment):
-    """One game, played in a thread of its own."""
-
-    def __init__(self, task: TextWorld, file: str) -> None:
-        """Nothing is opened before ``start``."""
-        self._task = task
-        self._game = Game(file, admissible=task.admissible)
-        self._thread = EpisodeThread("the TextWorld game")
-        self._commands = 0
-
-    async def start(self) -> tuple[Message, ...]:
-        """The system message and the first observation."""
-        return pinned_messages(system=self._task.system, question=await self._thread.call(self._game.start))
-
-    async def step(self, reply: Message) -> Step:
-        """What the game says to a command, or the end with its outcome."""
-        text = await self._thread.call(self._game.play, action_in(reply.text))
-        self._commands += 1
-        observations = (Message(role="user", content=text),)
-        if not self._game.done and self._commands < self._task.max_commands:
-            return Step(observations=observations)
-        outcome = self._game.score if self._task.outcome == "score" else float(self._game.won)
-        return Step(observations=observations, done=True, outcome=outcome)
-
-    async def close(self) -> None:
-        """Close the game and let its thread end."""
-        await self._thread.close(self._game.close)
 
 
 class Walkthrough:

@@ -84,12 +84,10 @@ class Verifiers(SplitTask):
         return TasksetEpisode(self._pool, problem, self.tool_format)
 
     async def _read(self, split: Split) -> list[Problem]:
-        opened, rows = dict[str, OpenServer](), list[Json]()
-        await self._pool.open(opened, shared=True)
-        (server,) = opened.values()
-        while (page := await self._pool.call(server, "problems", {"split": split, "first": len(rows)}))["more"]:
-            rows += map(json.loads, page["problems"])
-        rows += map(json.loads, page["problems"])
+        (server,), rows, more = (await self._pool.open(self._pool.shared)).values(), list[Json](), True
+        while more:
+            page = await _result_of(self._pool, server, "problems", split=split, first=len(rows))
+            rows, more = [*rows, *map(json.loads, page["problems"])], page["more"]
         return [
             Problem(
                 id=f"{split}-{index}",
@@ -108,13 +106,13 @@ class TasksetEpisode(Environment):
         """Nothing is begun before ``start``."""
         self._pool, self._problem, self._format = pool, problem, JSON_FORMATS.get(tool_format)
         self._number = next(_EPISODES)
-        self._opened = dict[str, OpenServer]()
+        self._server: OpenServer | None = None
         self._tools: Sequence[Json] = ()
         self._history = History(pinned=())
 
     async def start(self) -> tuple[Message, ...]:
         """The messages of the task, once its tools are set up."""
-        await self._pool.open(self._opened, shared=True)
+        (self._server,) = (await self._pool.open(self._pool.shared)).values()
         begun = await self._request("start", split=self._problem.data["split"], index=self._problem.data["index"])
         self._tools = begun["tools"]
         return _prompt(self._problem.data["task"])
@@ -139,9 +137,8 @@ class TasksetEpisode(Environment):
 
     async def close(self) -> None:
         """End the tools of the episode, if its process is still there."""
-        for server in self._opened.values():
-            if not server.connection.lost:
-                await self._request("end")
+        if self._server is not None and not self._server.connection.lost:
+            await self._request("end")
 
     async def _use(self, tool: str, arguments: Mapping[str, Any], history: History) -> str:
         try:
@@ -150,8 +147,8 @@ class TasksetEpisode(Environment):
             return f"Error: {error}"
 
     async def _request(self, method: str, **arguments: object) -> Json:
-        (server,) = self._opened.values()
-        return await self._pool.call(server, method, {"episode": self._number, **arguments})
+        assert self._server is not None
+        return await _result_of(self._pool, self._server, method, episode=self._number, **arguments)
 
     def _said(self, turn: int, reply: Message, results: Sequence[Message]) -> list[Json]:
         """A reply and its results as verifiers has them: thoughts and calls beside the text, ids of calls unique."""
@@ -163,6 +160,11 @@ class TasksetEpisode(Environment):
         said: dict[str, object] = {"role": "assistant", "content": text.strip() or None, "tool_calls": calls or None}
         said["reasoning_content"] = thought.removeprefix("<think>").strip() or None
         return [said, *(_observed(result, ids) for result in results)]
+
+
+async def _result_of(pool: ServerPool, server: OpenServer, method: str, **arguments: object) -> Json:
+    result: Json = (await pool.call(server, method, arguments))["structuredContent"]
+    return result
 
 
 def _observed(result: Message, ids: Mapping[str, str]) -> Json:
