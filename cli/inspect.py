@@ -19,7 +19,7 @@ from condensegrpo.cli.inspect_app.selection import Listing
 from condensegrpo.cli.inspect_page import Choice, export_page
 from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError, DataError, TrajectoryFileError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, description, figures_of
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, figures_of, information_changes
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
@@ -222,7 +222,7 @@ class FileView:
     @property
     def information(self) -> tuple[str, ...]:
         """A sentence for each condensation that changed the information about the answer."""
-        return tuple(map(description, changes(self.opened.scored.trajectory)))
+        return tuple(change.description for change in information_changes(self.opened.scored.trajectory))
 
 
 def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: bool) -> FileView:

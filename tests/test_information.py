@@ -18,7 +18,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.scored_trajectory import InformationChange, changes, description, lost, mean_curve
+from condensegrpo.core.scored_trajectory import InformationChange, information_changes, information_lost, mean_curve
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.engine import AnswerProbe
 from condensegrpo.episodes.render import Renderer
@@ -129,33 +129,35 @@ DROPPED_0 = condensation("dk", [9, 9], before=30, after=20)
 
 def test_what_a_condensation_took_is_told_with_what_was_dropped() -> None:
     one = knowing(-1.5, -1.2, -9.7, declared={2: DROPPED_0})
-    (change,) = changes(one)
+    (change,) = information_changes(one)
     assert change == InformationChange(turn=2, before=-1.2, after=-9.7, dropped=(0,))
-    assert description(change) == "information about the answer fell from −1.2 to −9.7 nats when turn 0 was dropped"
-    assert lost(one) == pytest.approx(8.5)
+    assert change.description == "information about the answer fell from −1.2 to −9.7 nats when turn 0 was dropped"
+    assert information_lost(one) == pytest.approx(8.5)
 
 
 def test_a_turn_that_was_dropped_before_is_not_dropped_again() -> None:
     again = condensation("ddk", [9, 9, 9], before=40, after=20)
-    found = changes(knowing(-1.0, -1.0, -2.0, -3.0, declared={2: DROPPED_0, 3: again}))
+    found = information_changes(knowing(-1.0, -1.0, -2.0, -3.0, declared={2: DROPPED_0, 3: again}))
     assert [change.dropped for change in found] == [(0,), (1,)]
 
 
 def test_a_condensation_that_adds_information_costs_none() -> None:
     one = knowing(-5.0, -4.0, -3.0, declared={2: DROPPED_0})
-    assert lost(one) == 0.0
-    assert description(changes(one)[0]).startswith("information about the answer rose from −4.0 to −3.0 nats")
+    assert information_lost(one) == 0.0
+    assert information_changes(one)[0].description.startswith(
+        "information about the answer rose from −4.0 to −3.0 nats"
+    )
 
 
 def test_nothing_is_lost_where_nothing_was_condensed_and_unknown_where_nothing_was_measured() -> None:
-    assert lost(knowing(-5.0, -9.0)) == 0.0
-    assert lost(knowing(None, None)) is None
+    assert information_lost(knowing(-5.0, -9.0)) == 0.0
+    assert information_lost(knowing(None, None)) is None
 
 
 def test_several_dropped_turns_are_listed() -> None:
     change = InformationChange(turn=5, before=-1.0, after=-2.0, dropped=(1, 2))
-    assert description(change).endswith("when turns 1, 2 were dropped")
-    assert description(change._replace(dropped=())).endswith("when turn 5 was condensed")
+    assert change.description.endswith("when turns 1, 2 were dropped")
+    assert change._replace(dropped=()).description.endswith("when turn 5 was condensed")
 
 
 def test_the_mean_curve_is_over_those_that_got_there() -> None:

@@ -30,7 +30,7 @@ from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
 from condensegrpo.core.errors import CheckpointError, ConfigError
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.observer import Observer, Silent
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, changes, curve
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, information_changes
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.engine import AnswerProbe
@@ -414,12 +414,12 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
     folder = run(made)
     found = read_trajectories(folder.trajectories(1))
     for one in found:
-        known = [nats for nats in curve(one.trajectory) if nats is not None]
+        known = [nats for nats in one.figures.information if nats is not None]
         assert len(known) == len(one.trajectory.turns)
         gains = [0.1 * min(max(after - before, -2), 2) for before, after in pairwise(known)]
         assert one.score.turn_rewards == pytest.approx([*gains, 0.0])
     (line,) = [line for line in read_metrics(folder.metrics) if "groups_dropped" in line]
-    ends = [curve(one.trajectory)[-1] for one in found]
+    ends = [one.figures.information[-1] for one in found]
     assert line["answer_information"] == pytest.approx(sum(nats for nats in ends if nats is not None) / len(ends))
 
     sampler, components = TransformersSampler(str(model)), build_components(made)
@@ -427,7 +427,7 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
         model=sampler, renderer=renderer_for(components, str(model)), form="<answer> {answer} </answer>"
     )
     problems = {problem.id: problem for problem in components.problems("train")}
-    last = next(one.trajectory for one in reversed(found) if changes(one.trajectory))
+    last = next(one.trajectory for one in reversed(found) if information_changes(one.trajectory))
     (problem,) = [problem for name, problem in problems.items() if last.problem_id.endswith(name)]
     measured = asyncio.run(probe.measure(problem, last.turns[-1].prompt_ids))
     assert measured == pytest.approx(last.turns[-1].answer_logprob, abs=1e-4)

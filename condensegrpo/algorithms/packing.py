@@ -9,7 +9,7 @@ tokens a token attends to; a model that computes plain rows only gets blocks of 
 Shared tokens are computed once. The columns of trained tokens have an entry for every token of every row, so loss and
 gradient equal those of separate rows.
 
-Rows that show pictures come with names for their tokens (``pictures.py``): equal ids of different pictures are no
+Rows that show pictures come with names for their tokens (``segments.py``): equal ids of different pictures are no
 common prefix.
 
 Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained tokens of all rows.
@@ -40,7 +40,7 @@ class PackedBatch:
     several rows share is one of the S tokens, and one of the T tokens for every row that trains it.
     """
 
-    token_ids: Tensor  # (1, S) int64; negative where pictures are shown, see ``pictures.numbered``
+    token_ids: Tensor  # (1, S) int64; negative where pictures are shown, see ``segments.numbered``
     position_ids: Tensor  # (1, S) int64, depth in the row, 0 at the start of every tree and nowhere else
     source: Tensor  # (T,) int64, the index in S whose logits predict the token: the one before it in its row
     target: Tensor  # (T,) int64, the token's id

@@ -81,9 +81,8 @@ def plugin_code(doing: str, kind: type[CondenseError], plugin: object = None) ->
     except CondenseError:
         raise
     except BaseException as error:  # the boundary to a plug-in
-        if (
-            is_ctrl_c(error) or isinstance(error, GeneratorExit) or type(error).__name__ == "OutOfMemoryError"
-        ):  # torch's
+        no_memory = type(error).__name__ == "OutOfMemoryError"  # torch's
+        if no_memory or isinstance(error, GeneratorExit) or is_ctrl_c(error):
             raise
         raise kind(f"{doing}: {message_of(error, plugin)}.") from error
 
@@ -137,7 +136,7 @@ def _definition(plugin: object) -> str:
         return ""
     if code := getattr(inspect.unwrap(named), "__code__", None):
         return f"{_shown(file)}:{code.co_firstlineno}" if file else ""
-    # not inspect.getsourcelines, which parses the file in this thread, see ``core/syntax.py``
+    # not inspect.getsourcelines, which parses the file in this thread, see ``threads.parsed``
     defines = re.compile(rf"\s*class\s+{re.escape(named.__name__)}\b")
     lines = (number for number, text in enumerate(linecache.getlines(file), start=1) if defines.match(text))
     line = next(lines, None)

@@ -21,23 +21,20 @@ from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
 WriteStamp = tuple[int, int] | None  # when a file was written, and its size; None: it is gone
-_files = dict[
-    str, tuple[str, WriteStamp]
-]()  # the modules that files of plug-ins brought: their files as they were then
+_files = dict[str, tuple[str, WriteStamp]]()  # modules that files of plug-ins brought: their files as they were then
 _loaded = set[Path]()  # the folders of the files of plug-ins
-KINDS = (*("condensers", "rewards", "tasks", "tools", "tool_formats", "estimators", "losses", "samplers", "trackers"),)
-
 OVERRIDES = {  # that name a plug-in of each kind
     "condensers": "condenser.name={}",
     "rewards": "reward.name={}",
     "tasks": "task.name={}",
-    "samplers": "sampler.name={}",
     "tools": "rollout.tools.use=[{}]",
     "tool_formats": "rollout.tools.format={}",
     "estimators": "algorithm.advantage.estimator={}",
     "losses": "algorithm.loss.name={}",
+    "samplers": "sampler.name={}",
     "trackers": "trackers=[{}]",
 }
+KINDS = tuple(OVERRIDES)
 PARTS = {  # arguments of ``condensegrpo.train`` and others that take objects
     "condensers": "condenser=…",
     "rewards": "reward=…",

@@ -4,8 +4,8 @@ Metrics, the console, the tables of trackers, the inspector, the report and Data
 what needs texts or contexts reads the trajectory. A new figure is a field of ``TrajectoryStats``, its computation in
 ``figures_of``, and a line in the table that shows it. Standard library only.
 
-Information of contexts about the answer: I_t = log π(ground truth | c_t) in nats, see episodes/information.py; None
-where it was not measured.
+Information of contexts about the answer: I_t = log π(ground truth | c_t) in nats, ``Turn.answer_logprob``; None where
+it was not measured.
 """
 
 import math
@@ -27,13 +27,21 @@ class InformationChange(NamedTuple):
     after: float  # I of this one
     dropped: tuple[int, ...]  # turns that the context before showed verbatim and this one does not
 
+    @property
+    def description(self) -> str:
+        """One sentence, such as: information about the answer fell from −1.2 to −9.7 nats when turn 3 was dropped."""
+        before, after = (f"{nats:.1f}" for nats in (self.before, self.after))
+        course = f"{'fell' if self.after < self.before else 'rose'} from {before} to {after} nats"
+        if before == after:
+            course = f"stayed at {after} nats"
+        cause = f"turn {self.turn} was condensed"
+        if self.dropped:
+            numbers = ", ".join(map(str, self.dropped))
+            cause = f"turn {numbers} was dropped" if len(self.dropped) == 1 else f"turns {numbers} were dropped"
+        return f"information about the answer {course} when {cause}".replace("-", "−")
 
-def curve(trajectory: Trajectory) -> tuple[float | None, ...]:
-    """I_t of every turn."""
-    return tuple(turn.answer_logprob for turn in trajectory.turns)
 
-
-def changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
+def information_changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
     """Every measured condensed context after another measured context."""
     result: list[InformationChange] = []
     before: float | None = None
@@ -52,11 +60,11 @@ def changes(trajectory: Trajectory) -> tuple[InformationChange, ...]:
     return tuple(result)
 
 
-def lost(trajectory: Trajectory) -> float | None:
+def information_lost(trajectory: Trajectory) -> float | None:
     """Nats lost by condensations, gains excluded: Σ max(before − after, 0). None: nothing was measured."""
-    if all(value is None for value in curve(trajectory)):
+    if all(turn.answer_logprob is None for turn in trajectory.turns):
         return None
-    return math.fsum(max(change.before - change.after, 0.0) for change in changes(trajectory))
+    return math.fsum(max(change.before - change.after, 0.0) for change in information_changes(trajectory))
 
 
 def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
@@ -68,23 +76,9 @@ def mean_curve(curves: Sequence[Sequence[float | None]]) -> tuple[float | None, 
     return tuple(fmean(column) if column else None for column in columns)
 
 
-def description(change: InformationChange) -> str:
-    """One sentence, such as: information about the answer fell from −1.2 to −9.7 nats when turn 3 was dropped."""
-    before, after = (f"{nats:.1f}" for nats in (change.before, change.after))
-    course = f"{'fell' if change.after < change.before else 'rose'} from {before} to {after} nats"
-    if before == after:
-        course = f"stayed at {after} nats"
-    cause = f"turn {change.turn} was condensed"
-    if change.dropped:
-        numbers = ", ".join(map(str, change.dropped))
-        cause = f"turn {numbers} was dropped" if len(change.dropped) == 1 else f"turns {numbers} were dropped"
-    return f"information about the answer {course} when {cause}".replace("-", "−")
-
-
 CACHED, WRITTEN = 0.1, 4.0  # price of a token read from a prefix cache, and of a sampled one; 1: read uncached
-TRUNCATED = frozenset(
-    {StopReason.OUTPUT_LENGTH, StopReason.CONTEXT_OVERFLOW}
-)  # stops because a token budget was used up
+# stops because a token budget was used up
+TRUNCATED = frozenset({StopReason.OUTPUT_LENGTH, StopReason.CONTEXT_OVERFLOW})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +114,8 @@ class TrajectoryStats:
     drafts: int  # of its answer, the one that was taken included
     draft_tokens: int  # of those that were not taken
     confidence: float | None  # probability of the last draft; None: there was none
-    information: tuple[float | None, ...]  # (K,) nats, of information.curve; None: not measured
-    information_lost: float | None  # nats, of information.lost
+    information: tuple[float | None, ...]  # (K,) nats, I of every turn; None: not measured
+    information_lost: float | None  # nats; None: nothing was measured
     lost_fact: bool  # not correct; the ground truth stood in an earlier prompt, and is not in the last
     picture_tokens: int = 0  # of context_tokens, those that stand for pictures; of the first of equally large prompts
     text_turns: int = 0  # turns whose sampler returned a text, see Turn.is_text
@@ -198,8 +192,8 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:
             draft.tokens for draft in (drafts[:-1] if trajectory.stop is StopReason.CONFIDENT else drafts)
         ),
         confidence=drafts[-1].probability if drafts else None,
-        information=curve(trajectory),
-        information_lost=lost(trajectory),
+        information=tuple(turn.answer_logprob for turn in turns),
+        information_lost=information_lost(trajectory),
         lost_fact=score.judged and score.correct < 1 and _lost_fact(trajectory),
         picture_tokens=max(turns, key=lambda turn: len(turn.prompt_ids)).picture_tokens if turns else 0,
         text_turns=sum(turn.is_text for turn in turns),
