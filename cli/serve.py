@@ -177,7 +177,7 @@ def _proxy(config: RunConfig, model: str, out: Path, options: Mapping[str, Any])
     from condensegrpo.integrations.proxy import Proxy, RemoteAgent
 
     quiet_libraries()
-    components = build_components(config, objects={TASK: RemoteAgent(program=())})
+    components = build_components(config, objects={TASK: RemoteAgent()})
     check_sampler(config)
     media = MediaFolder(out / "media")
     renderer, sampler = renderer_for(components, model, media), open_sampler(config, model, media=media)

@@ -32,10 +32,9 @@ from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
 from condensegrpo.episodes.episode import run_episode
-from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.storage.run_folder import read_metrics
-from condensegrpo.tasks.agent import LIMITS, Agent, run_program
-from condensegrpo.tasks.agent_endpoint import CHAT, AgentEndpoint
+from condensegrpo.tasks.agent import Agent, AgentLimits, run_program
+from condensegrpo.tasks.agent_endpoint import CHAT, AgentEndpoint, Inbox
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
 UP = {
@@ -188,7 +187,7 @@ def test_rows_of_one_question_are_problems_by_their_other_columns(
 def test_limits_that_are_not_given_are_those_of_agents(tmp_path: Path) -> None:
     """They were those of the sandbox: a longer time limit took 8 GiB of memory to 512 MiB."""
     options = {"program": ["true"], "data": rows(tmp_path), "limits": {"seconds": 1200}}
-    assert check_plugin("tasks", "agent", options)["limits"] == replace(LIMITS, seconds=1200)
+    assert check_plugin("tasks", "agent", options)["limits"] == AgentLimits(seconds=1200)
 
 
 def test_a_program_that_rewrites_its_judge_is_judged_by_the_original(tmp_path: Path) -> None:
@@ -268,7 +267,7 @@ def test_a_start_that_is_cancelled_while_the_folder_is_copied_leaves_nothing(
 def test_a_program_may_open_more_files_than_a_call_of_a_tool(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     command = (sys.executable, "-c", "files = [open('/dev/null') for _ in range(100)]")
-    run = run_program(command, folder=tmp_path / "work", environment={}, limits=LIMITS, log=tmp_path / "log")
+    run = run_program(command, folder=tmp_path / "work", environment={}, limits=AgentLimits(), log=tmp_path / "log")
     assert asyncio.run(run) == 0, (tmp_path / "log.err").read_text()
 
 
@@ -303,7 +302,7 @@ def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_ta
         program=(sys.executable, "-c", f"{PROGRAM}\n{deep}", "go"),
         data=rows(tmp_path),
         outcome=("sleep", "60"),
-        limits=SandboxLimits(seconds=5),  # for the program too, on a busy machine
+        limits=AgentLimits(seconds=5),  # for the program too, on a busy machine
         tool_format="tagged",
     )
     trajectory = play(task)
@@ -313,7 +312,7 @@ def test_what_a_program_leaves_is_removed_and_costs_its_outcome_if_judging_it_ta
 
 def test_a_question_of_another_script_may_be_as_long_as_the_kernel_takes(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    command, limits = ("printf", "%s", "汉" * 40_000), SandboxLimits(seconds=60)  # an argument has at most 128 KiB
+    command, limits = ("printf", "%s", "汉" * 40_000), AgentLimits(seconds=60)  # an argument has at most 128 KiB
     run = run_program(command, folder=tmp_path / "work", environment={}, limits=limits, log=tmp_path / "log")
     assert asyncio.run(run) == 0
     assert (tmp_path / "log.out").read_text(encoding="utf-8") == command[2]
@@ -566,7 +565,7 @@ def test_an_agent_without_a_request_and_one_that_crashes_say_why(tmp_path: Path)
     assert "ended with status 1: bad key ***" in failed.detail
     missing = play(function(data, ("no-such-program",)), numbered())
     assert "starting 'no-such-program'" in missing.detail
-    slow = function(data, (sys.executable, "-c", "import time; time.sleep(60)"), limits=SandboxLimits(seconds=0.2))
+    slow = function(data, (sys.executable, "-c", "import time; time.sleep(60)"), limits=AgentLimits(seconds=0.2))
     assert "exceeded its limit seconds=0.2" in play(slow, numbered()).detail
 
 
@@ -633,7 +632,7 @@ def test_a_function_that_is_not_asynchronous_runs_in_a_thread_that_its_limit_end
         return text
 
     data = rows(tmp_path)
-    ends, hangs = function(data, blocks), function(data, blocks, limits=SandboxLimits(seconds=0.5))
+    ends, hangs = function(data, blocks), function(data, blocks, limits=AgentLimits(seconds=0.5))
     first, second = ends.problems("train")[:2]
 
     async def both() -> tuple[Trajectory, Trajectory]:
@@ -756,11 +755,11 @@ def test_a_connection_that_is_accepted_as_the_endpoint_closes_is_closed(cycles: 
     """Its destructor would warn: asyncio's server loses a connection that has no transport yet."""
 
     async def scenario() -> None:
-        inbox = await AgentEndpoint.opened(1)
-        with socket.create_connection(("127.0.0.1", int(re.findall(r":(\d+)/", inbox.url)[0]))):
+        async with AgentEndpoint.serving(Inbox(1)) as url:
+            late = socket.create_connection(("127.0.0.1", int(re.findall(r":(\d+)/", url)[0])))
             for _ in range(cycles):
                 await asyncio.sleep(0)
-            await inbox.close()
+        late.close()
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(scenario())
@@ -774,12 +773,13 @@ def test_an_endpoint_without_a_socket_or_cancelled_as_it_closes_is_cleaned_up(mo
         cleaned.append(runner)
         await cleanup(runner)
 
-    def full(address: object) -> None:
+    def full(address: object, family: object) -> None:
         raise OSError(24, "Too many open files")
 
     async def scenario() -> None:
-        inbox = await AgentEndpoint.opened(1)
-        closing = asyncio.ensure_future(inbox.close())
+        opened = AgentEndpoint.serving(Inbox(1))
+        await opened.__aenter__()
+        closing = asyncio.ensure_future(opened.__aexit__(None, None, None))
         await asyncio.sleep(0)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -787,7 +787,7 @@ def test_an_endpoint_without_a_socket_or_cancelled_as_it_closes_is_cleaned_up(mo
         assert len(cleaned) == 1
         monkeypatch.setattr(socket, "create_server", full)
         with pytest.raises(OSError, match="Too many open files"):
-            await AgentEndpoint.opened(1)
+            await AgentEndpoint.serving(Inbox(1)).__aenter__()
         assert len(cleaned) == 2
 
     monkeypatch.setattr(web.AppRunner, "cleanup", counted)

@@ -35,11 +35,10 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams, StopReason, Trajectory
 from condensegrpo.episodes.encoding import TextEncoder
-from condensegrpo.integrations.proxy import Proxy
+from condensegrpo.integrations.proxy import Proxy, Session
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.tasks import agent_endpoint
-from condensegrpo.tasks.agent_endpoint import AgentEndpoint
 
 BUDGET = 1400  # tokens of a prompt
 PAGE = (ROOT / "docs" / "how-to" / "condense-for-any-agent.md").read_text(encoding="utf-8")
@@ -413,13 +412,13 @@ def test_an_upstream_that_fails_ends_the_session_with_its_reason_and_the_next_re
 
 
 def test_all_requests_of_a_session_that_cannot_begin_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(_: AgentEndpoint) -> None:
+    async def fail(_: Session) -> None:
         await asyncio.sleep(0.2)
         raise OSError("too many open files")
 
     async def scenario() -> list[Any]:
         async with proxied(agent(numbered())) as (url, _):
-            monkeypatch.setattr(AgentEndpoint, "_open", fail)
+            monkeypatch.setattr(Session, "start", fail)
             return await asyncio.gather(*(ask(url, f"{TOKEN}:s", [user("go")]) for _ in range(3)))
 
     for status, body in asyncio.run(scenario()):

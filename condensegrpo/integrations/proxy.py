@@ -3,15 +3,14 @@
     agent ── POST, see DIALECTS ──▶ Proxy ── its session ──▶ inbox of the episode ──▶ engine ──▶ upstream
           ◀─────────────────────────────────────── what the episode replies ◀───────────────────────────
 
-The program of such an episode is the remote agent: it lasts until no request has come for a while. Requests belong to
-the session that they name, in a header or after the token, or else to the conversation that they continue.
+Such an episode lasts until no request has come for a while. Requests belong to the session that they name, in a header
+or after the token, or else to the conversation that they continue.
 """
 
 import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -21,64 +20,63 @@ from aiohttp import web
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.messages import Message, encodable
-from condensegrpo.core.protocols.task import Problem
+from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.task import Problem, Split, Task
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.encoding import LARGE
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.group import problem_draw, stream_seed
-from condensegrpo.sandbox.calls import SandboxLimits
-from condensegrpo.tasks.agent import Agent
 from condensegrpo.tasks.agent_conversation import arguments_of, plain_messages
 from condensegrpo.tasks.agent_endpoint import (
     MAX_BYTES,
     MESSAGES,
-    AgentEndpoint,
     Inbox,
     api_keys,
     chat_runner,
-    close_server,
     hidden,
+    listening,
     read_body,
 )
+from condensegrpo.tasks.agent_episode import AgentEpisode
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest, Dialect, Earlier, RequestRefused, read_request
 
 HEADER = "X-Session-Id"
-ENDLESS = SandboxLimits(seconds=1e9)  # of an agent: only its session ends it
+REQUESTS = 1_000_000  # of a session
 OVER = 410  # the status of an episode that has ended
 
 
-@dataclass(kw_only=True, eq=False)
-class RemoteAgent(Agent):
-    """The task ``agent`` without rows: others run the agent."""
+class RemoteAgent(Task):
+    """The task of a configuration that is proxied: its agents run elsewhere."""
 
-    data: str = ""
-    limits: SandboxLimits = ENDLESS
-    requests: int = 1_000_000
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """None: agents begin sessions by themselves."""
+        return ()
 
-    def __post_init__(self) -> None:
-        """There is nothing to read."""
+    def environment(self, problem: Problem) -> "Session":
+        """The session of a problem."""
+        return Session("native", name=problem.id, number=0, first=())
 
 
-@dataclass(kw_only=True, eq=False)
-class _Session:
-    """One conversation with an agent, and the episode that it is."""
+class Session(AgentEpisode):
+    """One conversation with an agent that runs elsewhere: an episode, which lasts until no request has come."""
 
-    name: str  # that its requests give it; empty: they are recognised by their messages
-    number: int
-    first: tuple[Message, ...]  # the messages of its first request
-    newest: tuple[Message, ...] = ()  # those of the last one that was answered
-    reply: Message | None = None  # that answered them
-    inbox: "asyncio.Future[Inbox]"  # of the episode
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: int = 0  # requests that are being answered
-    timer: asyncio.TimerHandle | None = None  # sets ``ended``
+    def __init__(self, tool_format: str, *, name: str, number: int, first: tuple[Message, ...]) -> None:
+        """``name``: that its requests give it; empty: they are recognised by their messages, as those after
+        ``first``.
+        """
+        super().__init__(Inbox(REQUESTS), tool_format)
+        self.name, self.number, self.first = name, number, first
+        self.newest: tuple[Message, ...] = ()  # the messages of the last request that was answered
+        self.reply: Message | None = None  # that answered it
+        self.ended = asyncio.Event()
+        self.waiting = 0  # requests that are being answered
+        self.timer: asyncio.TimerHandle | None = None  # sets ``ended``
 
-    async def lasts(self, problem: Problem, url: str, key: str) -> str:
-        """The program of the episode."""
-        self.inbox.set_result(AgentEndpoint.inbox(key))
+    async def run(self) -> Step:
+        """Nothing: the agent is not ours."""
         await self.ended.wait()
-        return ""
+        return Step(done=True, answer="")
 
     def continued_by(self, messages: Sequence[Message]) -> int:
         """How well messages continue it.
@@ -110,7 +108,7 @@ class Proxy:
     idle_seconds: float = 3600.0  # after the last reply, when a session ends
     seed: int = 0  # names the random streams of replies
     max_bytes: int = MAX_BYTES  # of a request
-    _open: dict[_Session, "asyncio.Task[Trajectory]"] = field(default_factory=dict, init=False)
+    _open: dict[Session, "asyncio.Task[Trajectory]"] = field(default_factory=dict, init=False)
     _numbers: Iterator[int] = field(default_factory=count, init=False)
     _stopping: bool = field(default=False, init=False)
     _earlier: Earlier = field(default_factory=dict, init=False, repr=False)
@@ -118,24 +116,15 @@ class Proxy:
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve in a block, which gets the port (0: any); at its end sessions end, after their replies under way."""
-        with ExitStack() as opened:
-            listening = await _listening(host, port, opened)
-            runner = await chat_runner(
-                self._complete, self._count, "proxy", self._session_name, max_bytes=self.max_bytes
-            )
+        runner = await chat_runner(self._complete, self._count, "proxy", self._session_name, max_bytes=self.max_bytes)
+        async with listening(runner, host, port) as taken:
             try:
-                for each in listening:
-                    await web.SockSite(runner, each).start()
-                try:
-                    yield listening[0].getsockname()[1]
-                finally:
-                    self._stopping = True
-                    for session in self._open:
-                        session.ended.set()
-                    await asyncio.gather(*self._open.values())
-                    await close_server(runner, *listening)
+                yield taken
             finally:
-                await runner.cleanup()
+                self._stopping = True
+                for session in self._open:
+                    session.ended.set()
+                await asyncio.gather(*self._open.values())
 
     async def _complete(self, http: web.Request, dialect: Dialect) -> tuple[ChatRequest, ChatReply]:
         name = self._session_name(http)
@@ -168,18 +157,15 @@ class Proxy:
             for message in messages:
                 self.engine.renderer.count([message])
 
-    async def _reply(self, session: _Session, request: ChatRequest) -> ChatReply:
+    async def _reply(self, session: Session, request: ChatRequest) -> ChatReply:
         """What the episode of a session replies; RequestRefused with the reason if it has ended."""
         played = self._open[session]
-        await asyncio.wait((session.inbox, played), return_when=asyncio.FIRST_COMPLETED)
-        if session.inbox.done():
-            try:
-                inbox = session.inbox.result()
-                with inbox.admitted():
-                    return await inbox.reply_to(request)
-            except RequestRefused as refused:
-                if refused.status != OVER:
-                    raise
+        try:
+            with session.inbox.admitted():
+                return await session.inbox.reply_to(request)
+        except RequestRefused as refused:
+            if refused.status != OVER:
+                raise
         session.ended.set()
         trajectory = await asyncio.shield(played)
         why = f"the session has ended ({trajectory.stop}): {redacted(trajectory.detail)}"
@@ -193,7 +179,7 @@ class Proxy:
                 return encodable(request.headers.get(HEADER, name[1:])[:200])
         raise RequestRefused("the key is not the token of this proxy, alone or as TOKEN:SESSION", status=401)
 
-    def _session(self, name: str, messages: tuple[Message, ...]) -> _Session:
+    def _session(self, name: str, messages: tuple[Message, ...]) -> Session:
         """The open session of a request, or a new one."""
         if self._stopping:
             raise RequestRefused("the proxy is ending", status=503)
@@ -204,19 +190,18 @@ class Proxy:
             return session
         if len(self._open) >= self.sessions:
             raise RequestRefused(f"{self.sessions} sessions are open, which is the limit", status=429)
-        inbox = asyncio.get_running_loop().create_future()
-        session = _Session(name=name, number=next(self._numbers), first=messages, inbox=inbox)
+        session = Session(self.tool_format, name=name, number=next(self._numbers), first=messages)
         self._open[session] = asyncio.create_task(self._played(session))
         return session
 
-    async def _played(self, session: _Session) -> Trajectory:
+    async def _played(self, session: Session) -> Trajectory:
         """Play the episode of a session."""
         name = session.name or f"session-{session.number}"
         question = next((message.text for message in reversed(session.first) if message.role == "user"), "")
         try:
             trajectory = await run_episode(
                 Problem(id=name, question=question),
-                environment=RemoteAgent(program=session.lasts, tool_format=self.tool_format).environment,
+                environment=lambda _: session,
                 engine=self.engine,
                 group_id=f"0/{session.number}",
                 sample=0,
@@ -224,23 +209,9 @@ class Proxy:
                 draw=problem_draw(self.seed, session.number, name),
             )
         finally:
+            session.inbox.close()
             del self._open[session]
-        if (
-            trajectory.stop is StopReason.ANSWERED and trajectory.turns
-        ):  # the session has ended, and its last reply stands
+        if trajectory.stop is StopReason.ANSWERED and trajectory.turns:  # the last reply of the session stands
             trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
         self.finished(trajectory)
         return trajectory
-
-
-async def _listening(host: str, port: int, opened: ExitStack) -> list[socket.socket]:
-    """A socket at every address of a host, of IPv4 and IPv6, all at the same port (0: any); ``opened`` closes them."""
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    listening = list[socket.socket]()
-    for family, address in dict.fromkeys((family, address) for family, *_, address in found):
-        taken = listening[0].getsockname()[1] if listening else port
-        server = socket.create_server((address[0], taken, *address[2:]), family=family)
-        listening.append(opened.enter_context(server))
-    return listening

@@ -14,33 +14,27 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, SupportsFloat
+from typing import Annotated, Literal, SupportsFloat
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import BeforeValidator
 
 from condensegrpo.core.failures import at_definition
-from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.environment import Environment, Step
+from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.protocols.tool import EnvironmentTool
-from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.episodes.boundary import Boundary, called
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.calls import SandboxLimits
-from condensegrpo.tasks.agent_conversation import Conversation, plain_messages
-from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Count, Inbox
-from condensegrpo.tasks.agent_request import ChatReply, ChatRequest
+from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox, client_variables
+from condensegrpo.tasks.agent_episode import AgentEpisode
 from condensegrpo.tasks.answers import SHARE, SplitTask
 from condensegrpo.tasks.jsonl import Jsonl
 
 PROBLEM = "problem.json"
-LIMITS = SandboxLimits(seconds=600, memory_mib=8192, processes=256, disk_mib=1024, files=100_000)
 Command = tuple[str, ...]
 END_SECONDS = 10.0
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -49,9 +43,15 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
 _remove_leftovers = cache(folders.remove_leftovers)  # of episodes that were killed, once a process
 
 
-def _completed(value: Any) -> Any:  # noqa: ANN401  limits, or what is not valid
-    """Some limits with the others as in ``LIMITS``, not as in the class."""
-    return {**asdict(LIMITS), **value} if isinstance(value, dict) else value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLimits(SandboxLimits):
+    """The limits of a program, which takes longer and more than a call of a tool."""
+
+    seconds: float = 600
+    memory_mib: int = 8192
+    processes: int = 256
+    disk_mib: int = 1024
+    files: int = 100_000
 
 
 Result = Step | str | float | None
@@ -97,13 +97,12 @@ class Agent(SplitTask):
     outcome: Literal["exit_status"] | Command | None = None
     # of ``folder``, put back before the judging command runs, with the problem: what the program cannot change
     protected: tuple[str, ...] = ()
-    # of the program, those that are not given as in ``LIMITS``; ``seconds`` of a function too
-    limits: Annotated[SandboxLimits, BeforeValidator(_completed)] = LIMITS
+    limits: AgentLimits = AgentLimits()  # of the program; ``seconds`` of a function too
     requests: Annotated[int, Ge(1)] = 1000  # of one episode, refused ones included
     tool_format: str = "native"
 
     def __post_init__(self) -> None:
-        self.limits = SandboxLimits(**_completed(self.limits)) if isinstance(self.limits, dict) else self.limits
+        self.limits = AgentLimits(**self.limits) if isinstance(self.limits, dict) else self.limits
         if callable(self.program):
             _check_function(self.program)
         if self.folder is not None and not Path(self.folder).is_dir():
@@ -124,105 +123,25 @@ class Agent(SplitTask):
             eval_share=self.eval_share,
         )._splits
 
-    def environment(self, problem: Problem) -> "AgentEpisode":
+    def environment(self, problem: Problem) -> "ProgramEpisode":
         """A fresh episode."""
-        return AgentEpisode(task=self, problem=problem)
+        return ProgramEpisode(self, problem)
 
 
-@dataclass(kw_only=True, eq=False)
-class AgentEpisode(Environment):
-    """One run of the agent; its requests are answered one after another."""
+class ProgramEpisode(AgentEpisode):
+    """One run of a program or a function."""
 
-    task: Agent
-    problem: Problem
-    _inbox: Inbox | None = field(default=None, init=False)
-    _folder: tuple[Path, int] | None = field(default=None, init=False)  # and a descriptor with a lock on it
-    _making: "asyncio.Task[Path] | None" = field(default=None, init=False)  # of the folder
-    _running: "asyncio.Task[Step] | None" = field(default=None, init=False)
-    _request: ChatRequest | None = field(default=None, init=False)  # that waits for the next reply
-    _finish: FinishReason = field(default=FinishReason.STOP, init=False)  # of the next reply
-    _count: Count | None = field(default=None, init=False)  # of the tokens of a prompt
+    def __init__(self, task: Agent, problem: Problem) -> None:
+        """Nothing is begun before ``start``."""
+        super().__init__(Inbox(task.requests), task.tool_format)
+        self._task, self._problem = task, problem
 
-    def count_with(self, count: Count) -> None:
-        """Take up how the tokens of a prompt are counted, for agents that ask."""
-        self._count = count
-
-    async def start(self) -> tuple[Message, ...]:
-        """The messages of the first request."""
-        self._conversation = Conversation(self.task.tool_format)
-        self._inbox = await AgentEndpoint.opened(self.task.requests)
-        if (count := self._count) is not None:
-            form = self.task.tool_format
-            self._inbox.count = lambda messages, tools: count(plain_messages(messages, form), tools)
-        self._running = asyncio.create_task(self._run(self._inbox))
-        self._request = await self._next()
-        if self._request is None:
-            refused = f", the last that was refused: {self._inbox.refused}" if self._inbox.refused else ""
-            result = self._running.result()
-            raise RuntimeError(
-                f"the agent ended without a request that can be answered{refused} (answer {result.answer!r:.200})"
-            )
-        return self._conversation.begin(self._request.messages)
-
-    def tools(self) -> Sequence[EnvironmentTool]:
-        """Those that the waiting request declares; the agent answers their calls."""
-        return () if self._request is None else self._request.tools
-
-    @property
-    def stop_strings(self) -> Sequence[str]:
-        """Those of the waiting request."""
-        return () if self._request is None else self._request.stop
-
-    def read_finish(self, finish: FinishReason) -> None:
-        """Take up why the next reply ended, which the agent gets with it."""
-        self._finish = finish
-
-    async def step(self, reply: Message) -> Step:
-        """Send a reply; what the agent says next, or how it ended."""
-        request = self._request
-        assert request is not None
-        sent = self._conversation.send(request.messages, reply, stops=request.stop, calls=request.calls_tools)
-        if not request.reply.done():  # else its client is gone
-            stop = next((string for string in request.stop if string in reply.text), None)
-            request.reply.set_result(ChatReply(message=sent, finish=self._finish, stop=stop))
-        self._request = await self._next()
-        if self._request is None:
-            assert self._running is not None
-            return self._running.result()
-        tools = self._request.tools
-        return self._conversation.step(self._request.messages, tools=bool(tools), same_tools=tools == request.tools)
-
-    async def close(self) -> None:
-        """End the agent with all its processes, and refuse what it still asks for."""
-        if self._running is not None:
-            self._running.cancel()
-        if self._inbox is not None:
-            await self._inbox.close()
-        if self._running is not None:
-            await asyncio.gather(self._running, return_exceptions=True)
-        if self._making is not None:  # a thread goes on when what waits for it is cancelled
-            await asyncio.gather(self._making, return_exceptions=True)
-        if self._folder is not None:
-            folder, lock = self._folder
-            await asyncio.to_thread(folders.remove, str(folder))
-            os.close(lock)
-
-    async def _next(self) -> ChatRequest | None:
-        """The next request; None: the agent has ended."""
-        assert self._inbox is not None
-        assert self._running is not None
-        request = asyncio.create_task(self._inbox.next())
-        try:
-            await asyncio.wait((request, self._running), return_when=asyncio.FIRST_COMPLETED)
-            return request.result() if request.done() else None
-        finally:
-            request.cancel()
-
-    async def _run(self, inbox: Inbox) -> Step:
-        """The agent from its start to its end."""
-        program = self.task.program
-        run = self._program(program, inbox) if isinstance(program, tuple) else self._called(program, inbox)
-        result = await run
+    async def run(self) -> Step:
+        """The program or function from its start to its end, with a URL and a key of its own."""
+        program = self._task.program
+        async with AgentEndpoint.serving(self.inbox) as url:
+            run = self._program(program, url) if isinstance(program, tuple) else self._called(program, url)
+            result: Result = await run
         if isinstance(result, str | None):
             result = Step(answer=result)
         elif not isinstance(result, Step):
@@ -232,72 +151,77 @@ class AgentEpisode(Environment):
                     f"or a Step with both"
                 )
             result = Step(outcome=float(result))
-        answer = inbox.hidden(result.answer) if isinstance(result.answer, str) else result.answer
+        answer = self.inbox.hidden(result.answer) if isinstance(result.answer, str) else result.answer
         return replace(result, done=True, answer=answer)
 
-    async def _called(self, function: AgentFunction, inbox: Inbox) -> Result:
+    async def _called(self, function: AgentFunction, url: str) -> Result:
         """What a function returns; one that is not asynchronous runs in a thread of its own."""
-        async with Boundary("the agent", seconds=self.task.limits.seconds, setting="limits.seconds"):
-            result: Result = await called(function, self.problem, inbox.url, inbox.key)
+        async with Boundary("the agent", seconds=self._task.limits.seconds, setting="limits.seconds"):
+            result: Result = await called(function, self._problem, url, self.inbox.key)
             return result
 
-    async def _program(self, command: Command, inbox: Inbox) -> Step:
-        self._making = asyncio.create_task(asyncio.to_thread(self._made))
-        folder = await asyncio.shield(self._making)
-        log = folder.parent / "program"
-        failure: ProgramFailed | None = None
-        try:
-            status = await self._ran(command, log, inbox.variables)
-            if status:
-                failure = ProgramFailed(f"{command[0]!r} ended with status {status}")
-        except ProgramFailed as error:
-            failure = error
-        if failure is not None and self.task.outcome is None:
-            written = self._text(log.with_suffix(".err")) or self._text(log.with_suffix(".out"))
-            said = f": {inbox.hidden(written)[-300:]}" if written else ""
-            raise ProgramFailed(f"{failure}{said}") from failure
-        answers = log.with_suffix(".out") if self.task.answer_file is None else folder / self.task.answer_file
-        # the answer is read before the command that judges can change it
-        return Step(answer=self._text(answers) or None, outcome=await self._outcome(failure))
+    async def _program(self, command: Command, url: str) -> Step:
+        async with self._workspace() as folder:
+            work, log = folder / "work", folder / "program"
+            failure: ProgramFailed | None = None
+            try:
+                status = await self._ran(command, work, log, client_variables(url, self.inbox.key))
+                if status:
+                    failure = ProgramFailed(f"{command[0]!r} ended with status {status}")
+            except ProgramFailed as error:
+                failure = error
+            if failure is not None and self._task.outcome is None:
+                written = self._text(log.with_suffix(".err")) or self._text(log.with_suffix(".out"))
+                said = f": {self.inbox.hidden(written)[-300:]}" if written else ""
+                raise ProgramFailed(f"{failure}{said}") from failure
+            answers = log.with_suffix(".out") if self._task.answer_file is None else work / self._task.answer_file
+            answer = self._text(answers) or None  # before the command that judges can change it
+            return Step(answer=answer, outcome=await self._outcome(failure, folder))
 
-    def _made(self) -> Path:
-        """The folder that the program works in."""
-        _remove_leftovers()
+    @asynccontextmanager
+    async def _workspace(self) -> AsyncIterator[Path]:
+        """A folder with ``work``, where the program works, and with the files of what it prints."""
         name, lock = folders.make()
-        self._folder = Path(name), lock
-        work = Path(name, "work")
-        if self.task.folder is None:
+        making = asyncio.create_task(asyncio.to_thread(self._make, Path(name, "work")))
+        try:
+            await asyncio.shield(making)
+            yield Path(name)
+        finally:
+            await asyncio.wait([making])  # a thread goes on when what waits for it is cancelled
+            await asyncio.to_thread(folders.remove, name)
+            os.close(lock)
+
+    def _make(self, work: Path) -> None:
+        _remove_leftovers()
+        if self._task.folder is None:
             work.mkdir()
         else:
-            shutil.copytree(self.task.folder, work, symlinks=True)
+            shutil.copytree(self._task.folder, work, symlinks=True)
         self._write_problem(work)
-        return work
 
-    async def _ran(self, command: Command, log: Path, environment: Mapping[str, str]) -> int:
-        variables = {**{name: os.environ[name] for name in self.task.variables}, **environment}
-        return await run_program(
-            self._filled(command), folder=log.parent / "work", environment=variables, limits=self.task.limits, log=log
-        )
+    async def _ran(self, command: Command, work: Path, log: Path, environment: Mapping[str, str]) -> int:
+        variables = {**{name: os.environ[name] for name in self._task.variables}, **environment}
+        limits = self._task.limits
+        return await run_program(self._filled(command), folder=work, environment=variables, limits=limits, log=log)
 
     def _text(self, file: Path) -> str:
         """The last ``output_bytes`` of a file as text; empty: there is no such file."""
         if not file.is_file():
             return ""
         with file.open("rb") as opened:
-            opened.seek(max(file.stat().st_size - self.task.limits.output_bytes, 0))
+            opened.seek(max(file.stat().st_size - self._task.limits.output_bytes, 0))
             return opened.read().decode("utf-8", "replace").strip()
 
-    async def _outcome(self, failure: ProgramFailed | None) -> float | None:
+    async def _outcome(self, failure: ProgramFailed | None, folder: Path) -> float | None:
         """1 or 0, or the number in the last line that the judging command printed."""
-        if self.task.outcome is None or self.task.outcome == "exit_status":
-            return None if self.task.outcome is None else float(failure is None)
-        assert self._folder is not None
-        log = self._folder[0] / "judge"
-        if not await asyncio.to_thread(self._restored, log.parent / "work"):
+        if self._task.outcome is None or self._task.outcome == "exit_status":
+            return None if self._task.outcome is None else float(failure is None)
+        work, log, home = folder / "work", folder / "judge", folder / "home"
+        if not await asyncio.to_thread(self._restored, work):
             return 0.0
-        (home := log.parent / "home").mkdir()  # without settings that the program wrote for others
+        home.mkdir()  # without settings that the program wrote for others
         try:
-            if await self._ran(self.task.outcome, log, {"HOME": str(home)}):
+            if await self._ran(self._task.outcome, work, log, {"HOME": str(home)}):
                 return 0.0
         except LimitExceeded:  # by what the agent left
             return 0.0
@@ -309,16 +233,16 @@ class AgentEpisode(Environment):
 
     def _filled(self, command: Command) -> tuple[str, ...]:
         """A command with the question and the id in it."""
-        values = {"{question}": self.problem.question, "{id}": self.problem.id}
+        values = {"{question}": self._problem.question, "{id}": self._problem.id}
         return tuple(re.sub(r"\{question\}|\{id\}", lambda name: values[name[0]], argument) for argument in command)
 
     def _restored(self, work: Path) -> bool:
         """Put back ``protected`` and the problem; False: what the program left in their place cannot be replaced."""
-        names = self._filled(self.task.protected)
+        names = self._filled(self._task.protected)
         if not all(_cleared(name, work) for name in (*names, PROBLEM)):
             return False
         for name in names:
-            original = Path(self.task.folder or "", name)
+            original = Path(self._task.folder or "", name)
             if original.is_dir():
                 shutil.copytree(original, work / name, symlinks=True)
             else:
@@ -328,9 +252,9 @@ class AgentEpisode(Environment):
 
     def _write_problem(self, work: Path) -> None:
         """Write the problem as the program reads it: without the ground truth."""
-        hidden = {"answer", "aliases", self.task.answer}
-        data = {name: value for name, value in self.problem.data.items() if name not in hidden}
-        shown = {"id": self.problem.id, "question": self.problem.question, "data": data}
+        hidden = {"answer", "aliases", self._task.answer}
+        data = {name: value for name, value in self._problem.data.items() if name not in hidden}
+        shown = {"id": self._problem.id, "question": self._problem.question, "data": data}
         (work / PROBLEM).write_text(json.dumps(shown, default=str), encoding="utf-8")
 
 

@@ -1,6 +1,5 @@
 """OpenAI's chat completions, as agents speak them."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from condensegrpo.tasks.agent_request import (
     joined_text,
     mapping,
     role,
+    server_sent,
     text,
     tool,
 )
@@ -103,15 +103,11 @@ class ChatCompletions(Dialect):
         if calls := delta.get("tool_calls"):
             delta["tool_calls"] = [{"index": index, **made} for index, made in enumerate(calls)]
         for part, reason in ((delta, None), ({}, choice["finish_reason"])):
-            yield _event({**head, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]})
+            yield server_sent({**head, "choices": [{"index": 0, "delta": part, "finish_reason": reason}]})
         options = request.given.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage") is True:
-            yield _event({**head, "choices": [], "usage": whole["usage"]})
+            yield server_sent({**head, "choices": [], "usage": whole["usage"]})
         yield "data: [DONE]\n\n"
-
-
-def _event(data: Json) -> str:
-    return f"data: {json.dumps(data)}\n\n"
 
 
 def chat_message(given: object, where: str) -> Message:

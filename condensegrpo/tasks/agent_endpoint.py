@@ -15,10 +15,10 @@ import secrets
 import socket
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
 
@@ -50,8 +50,8 @@ _ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint
 class Inbox:
     """The requests of one episode, answered one after another."""
 
-    def __init__(self, endpoint: "AgentEndpoint", limit: int) -> None:
-        self._endpoint = endpoint
+    def __init__(self, limit: int) -> None:
+        """``limit``: of requests, refused ones included."""
         self._limit = self._left = limit
         self._queue = asyncio.Queue[ChatRequest]()
         self._open = 0  # requests that are being read, or wait for their reply
@@ -61,16 +61,6 @@ class Inbox:
         self._earlier: Earlier = {}
         self.count: Count | None = None  # of tokens, as soon as the episode knows how
         self.refused = ""  # why the last request was refused
-
-    @property
-    def url(self) -> str:
-        """The base URL for clients."""
-        return f"http://127.0.0.1:{self._endpoint.port}/v1"
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment variables that clients of OpenAI and Anthropic read."""
-        return client_variables(self.url, self.key)
 
     def hidden(self, text: str) -> str:
         """A text without the key of the episode and the credentials among the environment variables."""
@@ -115,13 +105,12 @@ class Inbox:
             if not request.reply.done():
                 return request
 
-    async def close(self) -> None:
-        """Refuse what is waiting and what will come; the server of the last inbox closes."""
+    def close(self) -> None:
+        """Refuse what is waiting and what will come."""
         self._closed = True
         for request in self._waiting:
             if not request.reply.done():
                 request.reply.set_exception(RequestRefused("the episode has ended", status=410))
-        await self._endpoint.close(self)
 
 
 class AgentEndpoint:
@@ -130,22 +119,24 @@ class AgentEndpoint:
     def __init__(self) -> None:
         self._inboxes = dict[str, Inbox]()
         self._opening = asyncio.Lock()
-        self._serving: tuple[web.AppRunner, socket.socket] | None = None  # the socket listens
-        self.port = 0
+        self._serving = AsyncExitStack()
+        self._port = 0  # not open
 
     @classmethod
-    async def opened(cls, limit: int) -> Inbox:
-        """An inbox at the endpoint of the running event loop, for so many requests."""
+    @asynccontextmanager
+    async def serving(cls, inbox: Inbox) -> AsyncIterator[str]:
+        """A block in which the running event loop serves the requests of an inbox; the base URL for clients."""
         loop = asyncio.get_running_loop()
         endpoint = _ENDPOINTS.setdefault(loop, cls())
-        inbox = Inbox(endpoint, limit)
         endpoint._inboxes[inbox.key] = inbox
         try:
             await endpoint._open()
-        except BaseException:
-            await endpoint.close(inbox)
-            raise
-        return inbox
+            yield f"http://127.0.0.1:{endpoint._port}/v1"
+        finally:
+            del endpoint._inboxes[inbox.key]
+            if not endpoint._inboxes:
+                _ENDPOINTS.pop(loop, None)
+                await endpoint._serving.aclose()
 
     @classmethod
     def inbox(cls, *keys: str) -> Inbox:
@@ -156,32 +147,11 @@ class AgentEndpoint:
             raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
         return found[0]
 
-    async def close(self, inbox: Inbox) -> None:
-        """Forget an inbox."""
-        self._inboxes.pop(inbox.key, None)
-        if self._inboxes:
-            return
-        _ENDPOINTS.pop(asyncio.get_running_loop(), None)
-        if self._serving is not None:
-            served, self._serving = self._serving, None
-            await close_server(*served)
-
-    async def _open(self) -> Self:
+    async def _open(self) -> None:
         async with self._opening:
-            if self._serving is not None:
-                return self
-            runner = await chat_runner(_complete, _count, MODEL, _inbox_of)
-            listening: socket.socket | None = None
-            try:
-                listening = socket.create_server(("127.0.0.1", 0))
-                await web.SockSite(runner, listening).start()
-            except BaseException:
-                if listening is not None:
-                    listening.close()
-                await runner.cleanup()
-                raise
-            self._serving, self.port = (runner, listening), listening.getsockname()[1]
-        return self
+            if not self._port:
+                runner = await chat_runner(_complete, _count, MODEL, _inbox_of)
+                self._port = await self._serving.enter_async_context(listening(runner, "127.0.0.1", 0))
 
 
 def _inbox_of(http: web.Request) -> Inbox:
@@ -325,15 +295,30 @@ async def _with_refusals(request: web.Request, handler: Handler) -> web.StreamRe
     return web.json_response(spoken.error(refused), status=refused.status)
 
 
-async def close_server(runner: web.AppRunner, *listening: socket.socket) -> None:
-    """Close a server and the sockets at which it listens."""
-    # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
-    for each in listening:
-        asyncio.get_running_loop().remove_reader(each)
+@asynccontextmanager
+async def listening(runner: web.AppRunner, host: str, port: int) -> AsyncIterator[int]:
+    """A block in which a server listens at every address of a host, of IPv4 and IPv6, all at one port, which it gets.
+
+    At its end the server is cleaned up, also one that could not listen. Port 0: any.
+    """
+    sockets, loop = list[socket.socket](), asyncio.get_running_loop()
     try:
-        await asyncio.sleep(0)
-    finally:  # also when it is cancelled
-        await runner.cleanup()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, *_, address in found):
+            sockets.append(socket.create_server((address[0], port, *address[2:]), family=family))
+            port = sockets[-1].getsockname()[1]
+            await web.SockSite(runner, sockets[-1]).start()
+        yield port
+    finally:
+        # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
+        for each in sockets:
+            loop.remove_reader(each)
+        try:
+            await asyncio.sleep(0)
+        finally:  # also when it is cancelled
+            await runner.cleanup()
+            for each in sockets:
+                each.close()
 
 
 async def read_body(http: web.Request) -> str:

@@ -3,9 +3,11 @@
 import json
 import secrets
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from condensegrpo.core.messages import Message, Role, ToolCall
+from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 from condensegrpo.tasks.agent_conversation import arguments_of
 from condensegrpo.tasks.agent_request import (
@@ -21,6 +23,7 @@ from condensegrpo.tasks.agent_request import (
     joined_text,
     mapping,
     role,
+    server_sent,
     text,
     tool,
 )
@@ -57,17 +60,12 @@ class Messages(Dialect):
         config = mapping(given.get("output_config") or {}, "output_config")
         if config.get("format") is not None:
             raise RequestRefused("output_config.format is given, and this endpoint writes text", param="output_config")
-        declared = (mapping(entry, "tools") for entry in as_list(given.get("tools"), "tools"))
-        tools = tuple(
-            tool(entry, f"tools[{index}]", parameters="input_schema")
-            for index, entry in enumerate(declared)
-            if entry.get("type") in (None, "custom")
-        )
-        messages = each(given.get("messages"), "messages", _messages)
+        tools = tuple(filter(None, each(given.get("tools"), "tools", _tool)))
+        messages = chain.from_iterable(each(given.get("messages"), "messages", _messages))
         return ChatRequest(
             dialect=self,
             given=given,
-            messages=(*_system(given.get("system")), *(message for made in messages for message in made)),
+            messages=(*_system(given.get("system")), *messages),
             tools=tools,
             calls_tools=bool(tools) and choice["type"] != "none",
             stop=tuple(
@@ -124,7 +122,7 @@ class Messages(Dialect):
 
 
 def _event(kind: str, **fields: object) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
+    return server_sent({"type": kind, **fields})
 
 
 def _parts(block: Json) -> tuple[Json, list[Json]]:
@@ -136,6 +134,12 @@ def _parts(block: Json) -> tuple[Json, list[Json]]:
         thought = {"type": "thinking_delta", "thinking": block["thinking"]}
         return {**block, "thinking": "", "signature": ""}, [thought, signed]
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+
+
+def _tool(given: object, where: str) -> EnvironmentTool | None:
+    """A tool of the client; None: the server would run it."""
+    fields = mapping(given, where)
+    return tool(fields, where, parameters="input_schema") if fields.get("type") in (None, "custom") else None
 
 
 def _system(given: object) -> tuple[Message, ...]:

@@ -115,6 +115,12 @@ def read_request(body: str, dialect: Dialect, earlier: Earlier | None = None) ->
     return request
 
 
+def server_sent(data: Json) -> str:
+    """An event of a stream, by the name of its ``type`` if it has one."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data)}\n\n"
+
+
 def joined_text(given: object, where: str, kinds: Mapping[str, str]) -> str:
     """The text of a message: a text, or parts of ``kinds``, which name the field with their text."""
     if isinstance(given, str):

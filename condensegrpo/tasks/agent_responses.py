@@ -1,6 +1,5 @@
 """OpenAI's Responses, as Codex and other agents speak them."""
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -21,9 +20,11 @@ from condensegrpo.tasks.agent_request import (
     RequestRefused,
     as_list,
     call,
+    each,
     joined_text,
     mapping,
     role,
+    server_sent,
     text,
     tool,
 )
@@ -54,11 +55,7 @@ class Responses(Dialect):
             raise RequestRefused(
                 f"text.format.type is {form.get('type')!r:.80}, and this endpoint takes 'text'", param="text"
             )
-        tools = tuple(
-            made
-            for index, entry in enumerate(as_list(given.get("tools"), "tools"))
-            if (made := _tool(mapping(entry, f"tools[{index}]"), f"tools[{index}]")) is not None
-        )
+        tools = tuple(filter(None, each(given.get("tools"), "tools", _tool)))
         instructions = given.get("instructions")
         system = (Message(role="system", content=text(instructions, "instructions")),) if instructions else ()
         return ChatRequest(
@@ -137,7 +134,7 @@ class Responses(Dialect):
             made += _item_events(index, item)
         made.append((f"response.{whole['status']}", {"response": whole}))
         for number, (kind, fields) in enumerate(made):
-            yield f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': number, **fields})}\n\n"
+            yield server_sent({"type": kind, "sequence_number": number, **fields})
 
 
 def _item_events(index: int, item: Json) -> Iterator[tuple[str, Json]]:
@@ -174,11 +171,12 @@ def _item_events(index: int, item: Json) -> Iterator[tuple[str, Json]]:
     yield "response.output_item.done", {"output_index": index, "item": item}
 
 
-def _tool(given: Mapping[str, Any], where: str) -> EnvironmentTool | None:
+def _tool(given: object, where: str) -> EnvironmentTool | None:
     """A function, or a tool of one free text; None: the server would run it."""
-    if given.get("type") == "custom":
-        return replace(tool(given, where), parameters=ONE_TEXT)
-    return tool(given, where) if given.get("type") == "function" else None
+    fields = mapping(given, where)
+    if fields.get("type") == "custom":
+        return replace(tool(fields, where), parameters=ONE_TEXT)
+    return tool(fields, where) if fields.get("type") == "function" else None
 
 
 def _continued(name: object, earlier: Earlier) -> tuple[Message, ...]:
