@@ -270,7 +270,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class EpisodeSession:
     """A connection to a server, and what its environment returned when it was reset."""
 
     server: RunningServer
@@ -299,7 +299,7 @@ class SessionPool:
         return await self._loop.call(work)
 
     @contextlib.asynccontextmanager
-    async def session(self, arguments: Json) -> AsyncIterator[Session]:
+    async def session(self, arguments: Json) -> AsyncIterator[EpisodeSession]:
         """A block with a session whose environment was reset; where servers are not ready, it is tried again."""
         began, delay, jitter = 0.0, FIRST_DELAY, random.Random()  # not the generator of the process
         while True:
@@ -309,7 +309,7 @@ class SessionPool:
                 began = began or time.monotonic()
                 try:
                     connection = await held.enter_async_context(server.connected())
-                    session = Session(server, connection, await connection.request("reset", arguments))
+                    session = EpisodeSession(server, connection, await connection.request("reset", arguments))
                 except NotReady as error:
                     server.avoided_until = time.monotonic() + delay
                     if isinstance(error, ServerFull):
