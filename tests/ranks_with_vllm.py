@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 
-from condensegrpo.cli import doctor_gpu
+from condensegrpo.cli import doctor
 from condensegrpo.samplers.vllm.engine import SETTINGS, _undisturbed
 from condensegrpo.samplers.vllm.settings import NO_COMPILER
 from condensegrpo.samplers.vllm_server.process import free_port
@@ -25,7 +25,7 @@ def _forked(variables: dict[str, str]) -> int:
         return pid
     os.environ.update(variables)
     try:
-        doctor_gpu.main()
+        doctor.main()
     finally:
         failed = sys.exc_info()[0] is not None
         if failed:

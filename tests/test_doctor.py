@@ -1,7 +1,7 @@
 import inspect
 import json
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, requires
 from pathlib import Path
 
 import pytest
@@ -10,18 +10,23 @@ from builders import write_tokenizer
 from typer.testing import CliRunner, Result
 
 from condensegrpo.cli.doctor import (
+    GIB,
     INSTALL,
+    Finding,
+    Level,
     config_findings,
     device_findings,
     disk_finding,
     doctor,
     machine_findings,
     memory_finding,
+    ok,
     package_findings,
     print_findings,
+    problem,
     sandbox_finding,
+    warning,
 )
-from condensegrpo.cli.doctor_gpu import GIB, Finding, Level, ok, problem, warning
 from condensegrpo.cli.init import describe_plugin, docstring_in_source, plugins
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, PluginError
@@ -68,16 +73,25 @@ def test_this_environment_is_well() -> None:
 
 def test_a_package_is_held_against_its_pin() -> None:
     findings = [*package_findings(["rich>=13", "typer==0.0.1", "no-such-package-xyz>=1", "absent; extra == 'any'"])]
-    assert levels(findings) == {"rich": Level.OK, "typer": Level.PROBLEM, "no-such-package-xyz": Level.PROBLEM}
+    assert levels(findings) == {"packages": Level.OK, "typer": Level.PROBLEM, "no-such-package-xyz": Level.PROBLEM}
     assert cure(findings, "typer") == "pip install 'typer==0.0.1'"
-    assert "required >=1" in findings[2].found
+    assert "required >=1" in next(one.found for one in findings if one.area == "no-such-package-xyz")
 
 
 def test_packages_that_only_training_needs_are_one_warning() -> None:
     findings = [*package_findings(["rich>=13", "absent-a>=1; extra == 'train'", "absent-b; extra == 'train'"])]
-    assert levels(findings) == {"rich": Level.OK, "training": Level.WARNING}
+    assert levels(findings) == {"packages": Level.OK, "training": Level.WARNING}
     assert findings[1].found == "not installed: absent-a, absent-b"
     assert cure(findings, "training").startswith("pip install 'condensegrpo[train]'")
+
+
+def test_packages_of_users_are_named_once_and_those_of_contributors_not_at_all() -> None:
+    found = {finding.area: finding.found for finding in package_findings(requires("condensegrpo") or ())}
+    assert found.keys() <= {"packages", "training", "extras"}
+    named = [each.split()[0] for line in found.values() for each in line.split(", ")]
+    assert len(named) == len({*named})
+    assert {"rich", "torch", "pandas"} <= {*named}
+    assert not {"pytest", "ruff", "mkdocs", "condensegrpo"} & {*named}
 
 
 def test_a_missing_compiler_is_a_warning_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:

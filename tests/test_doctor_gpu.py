@@ -13,9 +13,9 @@ from command import succeed, succeed_on_two_ranks
 from needs_vllm import needs_vllm
 from typer.testing import CliRunner
 
-from condensegrpo.cli import doctor_gpu
+from condensegrpo.cli import doctor
 from condensegrpo.cli.app import app
-from condensegrpo.cli.doctor_gpu import Finding, Level, run_trial
+from condensegrpo.cli.doctor import Finding, Level, run_trial
 
 TINY = ("quickstart", "learner.tokens_per_micro_batch=512", "train.problems_per_step=2", "train.samples_per_problem=2")
 
@@ -30,7 +30,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tried(name: str, *arguments: str, folder: Path, start: Callable[..., object] = succeed) -> list[Finding]:
     """The findings of a trial in forks, where ``run_trial`` starts new interpreters."""
     file = folder / "findings.json"
-    start(name, str(file), *arguments, program=doctor_gpu.main)
+    start(name, str(file), *arguments, program=doctor.main)
     return [Finding(**{**one, "level": Level(one["level"])}) for one in json.loads(file.read_text())]
 
 

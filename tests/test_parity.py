@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from condensegrpo.cli.doctor_gpu import Level, tried_here
+from condensegrpo.cli.doctor import Level, tried_here
 from condensegrpo.config.load import vary
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.parity import BOUNDS, MOVED, Parity, ParityTrial, parity_config, parity_trial
