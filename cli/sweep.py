@@ -102,7 +102,7 @@ def start_process(run: StudyRun) -> RunProcess:
     logs.mkdir(exist_ok=True)
     with (logs / f"{run.name}.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "condensegrpo.cli", *run.command],
+            [sys.executable, "-m", "condensegrpo", *run.command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -92,7 +92,7 @@ def rank(number: int) -> Callable[[psutil.Process], psutil.Process]:
     """A rank of a launcher."""
 
     def target(launcher: psutil.Process) -> psutil.Process:
-        ranks = [process for process in launcher.children() if "condensegrpo.cli" in process.cmdline()]
+        ranks = [process for process in launcher.children() if "condensegrpo" in process.cmdline()]
         return ranks[number] if number < len(ranks) else launcher
 
     return target

@@ -47,7 +47,7 @@ TINY = (
 
 
 def command(*arguments: str, launcher: tuple[str, ...] = ("-m",)) -> list[str]:
-    return [sys.executable, *launcher, "condensegrpo.cli", *arguments]
+    return [sys.executable, *launcher, "condensegrpo", *arguments]
 
 
 def run(

@@ -296,7 +296,7 @@ def reached_from(starts: list[str]) -> set[str]:
 
 def test_preparing_a_run_and_planning_it_import_no_deepspeed() -> None:
     """It takes seconds. Imports inside of functions are those of a run that trains."""
-    starts = ["condensegrpo.training.run_setup", "condensegrpo.cli.plan", *in_folder("planning", "assembly")]
+    starts = ["condensegrpo.training.run_setup", "condensegrpo.cli.configuration", *in_folder("planning", "assembly")]
     starts.remove("condensegrpo.assembly.open_learner")
     reached = reached_from(starts)
     assert "condensegrpo.learner.model_folder" in reached
@@ -305,7 +305,7 @@ def test_preparing_a_run_and_planning_it_import_no_deepspeed() -> None:
 
 WITHOUT_TORCH = {  # functions of commands that need no extra, and what they call; "": all functions of a file
     "condensegrpo.cli.app": "",
-    "condensegrpo.cli.explain": "",
+    "condensegrpo.cli.configuration": "config_command explain",
     "condensegrpo.cli.runs": "export_rows_command",
     "condensegrpo.cli.init": "init plugins describe_plugin",
     "condensegrpo.cli.inspect": "",

@@ -13,8 +13,8 @@ from plan import CASES, configured
 from tiny import llama, qwen3
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
 
+from condensegrpo.cli.configuration import parse_size
 from condensegrpo.cli.doctor import USUAL
-from condensegrpo.cli.plan import parse_size
 from condensegrpo.config.load import config_on, find_config, load_config, shipped, validate, vary
 from condensegrpo.config.schema import ModelSettings, RunConfig
 from condensegrpo.core.errors import ConfigError

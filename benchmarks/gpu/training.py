@@ -25,7 +25,7 @@ def train(
         Whether it ended by itself and without an error.
     """
     folder = record.out / "runs"
-    command = [sys.executable, "-m", "condensegrpo.cli", "train", str(RAND), "--overwrite", "--json"]
+    command = [sys.executable, "-m", "condensegrpo", "train", str(RAND), "--overwrite", "--json"]
     command += [f"name={run}", f"model.path={policy.absolute()}", f"runs_dir={folder.absolute()}", *overrides]
     with (record.out / f"{run}.stderr").open("wb") as errors:
         process = subprocess.Popen(

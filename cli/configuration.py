@@ -1,4 +1,4 @@
-"""``condensegrpo plan``: predicts the memory that a run needs on each device, and the tokens of a step."""
+"""``condensegrpo config``, ``explain`` and ``plan``: the keys of a configuration, and the memory that a run takes."""
 
 import json
 import re
@@ -10,9 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
+from condensegrpo.config.keys import Key, explained, keys, others
+from condensegrpo.config.load import shipped
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
+from condensegrpo.display.console import loading
 
 if TYPE_CHECKING:
     from condensegrpo.planning.plan import Plan
@@ -20,6 +23,54 @@ if TYPE_CHECKING:
 
 GIB, MIB = 1 << 30, 1 << 20
 UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
+
+
+def config_command(
+    listed: Annotated[bool, typer.Option("--list", help="List the keys, as by default.")] = True,
+    names: Annotated[
+        bool, typer.Option("--shipped", help="List the names of the shipped configurations instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List all keys of a configuration with type, default and meaning, or the shipped configurations.
+
+    Example: condensegrpo config --list | grep context
+    """
+    if names:
+        typer.echo(json.dumps({"version": 1, "shipped": shipped()}, indent=2) if as_json else "\n".join(shipped()))
+        return
+    if as_json:
+        typer.echo(json.dumps({"version": 1, "keys": [key._asdict() for key in keys().values()]}, indent=2))
+        return
+    for key in keys().values():
+        typer.echo(_line(key))
+
+
+def explain(
+    key: Annotated[
+        str,
+        typer.Argument(
+            help="A key or section, its last part, or a key of TRL or verl.",
+            autocompletion=lambda incomplete: [name for name in keys() if name.startswith(incomplete)],
+        ),
+    ],
+) -> None:
+    """Explain one key of a configuration: type, default, meaning.
+
+    Example: condensegrpo explain num_generations
+    """
+    found = explained(key)
+    typer.echo(_line(found))
+    if named := others(found.name):
+        typer.echo(f"in TRL or verl: {', '.join(named)}")
+    for each in keys().values():
+        if each.name.startswith(f"{found.name}."):
+            typer.echo(_line(each))
+
+
+def _line(key: Key) -> str:
+    default = f", default {key.default}" if key.default not in ("", "required") else f", {key.default}".rstrip(", ")
+    return f"{key.name}  ({key.type}{default}){'  ' * bool(key.about)}{key.about}"
 
 
 def plan_command(
@@ -39,8 +90,6 @@ def plan_command(
     Example: condensegrpo plan gsm8k model.new=null model.path=Qwen/Qwen2.5-0.5B-Instruct --device-memory 24GiB
     """
     room = None if device_memory is None else parse_size(device_memory)
-    from condensegrpo.display.console import loading
-
     with loading("torch and transformers"):
         import torch
 
