@@ -95,8 +95,8 @@ def make(folder: Path, trajectories: int) -> tuple[Path, Path]:
 
 async def visit(path: Path, *, whole: bool) -> dict[str, float]:
     """Open the application without a terminal: seconds and memory of its screens, a view, a search."""
-    from condensegrpo.cli.inspect_app.app import InspectorApp
-    from condensegrpo.cli.inspect_app.selection import Listing, Selection
+    from condensegrpo.cli.inspect_app import InspectorApp
+    from condensegrpo.cli.inspect_selection import Listing, Selection
     from condensegrpo.inspection.batches import choose
     from condensegrpo.inspection.index import Index
 

@@ -26,7 +26,6 @@ import psutil
 import typer
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -328,6 +327,8 @@ def run_trial(
     name: str, arguments: Sequence[str], *, ranks: int, seconds: float = SECONDS, module: str = MODULE
 ) -> list[Finding]:
     """The findings of a trial in processes of its own, a rank on every device; that it hangs or dies is one too."""
+    from pydantic import TypeAdapter
+
     several = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}") if ranks > 1 else ()
     cure = NCCL if several else AGAIN
     with temporary_folder("doctor") as folder:

@@ -15,8 +15,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from condensegrpo.algorithms.segments import check
-from condensegrpo.cli.inspect_app.selection import Listing
-from condensegrpo.cli.inspect_page import Choice, export_page
+from condensegrpo.cli.inspect_selection import Choice, Listing, export_page
 from condensegrpo.cli.options import AsJson
 from condensegrpo.core.errors import ConfigError, DataError, TrajectoryFileError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, figures_of, information_changes
@@ -140,7 +139,7 @@ def inspect_trajectory(
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
         export_page(html, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
-        from condensegrpo.cli.inspect_app.app import run
+        from condensegrpo.cli.inspect_app import run
 
         one_file = file if path.is_file() or step is not None or evaluation is not None else None
         run(index, file, choice, turn=turn or 0, first="worse" if is_worse else _listing(choice, ready, one_file))

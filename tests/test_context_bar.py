@@ -1,6 +1,7 @@
 from builders import condensation, ledger_episode, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus, Trajectory
@@ -126,6 +127,11 @@ def test_a_long_strip_takes_less_room_and_shows_the_newest() -> None:
     assert ruler(60).plain.split() == ["20", "25", "30", "35", "40", "45", "50", "55"]
 
 
-def test_every_mark_stands_in_the_legend() -> None:
-    assert all(mark in legend(64).plain for mark in "█■▒◆░·")
-    assert "of 64 tokens" in legend(64).plain
+def test_every_mark_stands_in_the_legend_whole_with_its_word() -> None:
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(legend(64))
+    assert capture.get().splitlines() == [
+        "█ pinned   ■ kept   ▒ rewritten   ◆ newest observation   ░ dropped",
+        "· free, of 64 tokens",
+    ]

@@ -745,3 +745,18 @@ def test_markup_is_never_parsed() -> None:
     with screen.capture() as capture:
         screen.print("[red]x[/red]", Text("[bold]"), "[/]")
     assert capture.get() == "[red]x[/red] [bold] [/]\n"
+
+
+def test_what_does_not_fit_on_a_line_goes_on_below_its_beginning(demo: Path) -> None:
+    narrow = CliRunner(env={"COLUMNS": "52"}).invoke(command(), [str(demo)]).stdout.splitlines()
+    credit = next(number for number, line in enumerate(narrow) if line.startswith("credit"))
+    assert narrow[credit].startswith("credit       1 of 2 right")
+    assert narrow[credit + 1].startswith(" " * len("credit       ") + "against")
+    assert narrow[credit + 2].startswith("stop answered · 4 turns · largest context")
+    assert narrow[credit + 3].startswith(" " * len("stop ") + "16 output tokens · price")
+    legend = next(number for number, line in enumerate(narrow) if line.startswith("█ pinned"))
+    assert narrow[legend : legend + 3] == [
+        "█ pinned   ■ kept   ▒ rewritten",
+        "◆ newest observation   ░ dropped",
+        "· free, of 48 tokens",
+    ]

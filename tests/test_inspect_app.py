@@ -21,11 +21,11 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static, TabbedContent
 from textual.widgets._footer import FooterKey
 
-from condensegrpo.cli.inspect_app import rows
-from condensegrpo.cli.inspect_app.app import InspectorApp
-from condensegrpo.cli.inspect_app.rows import sparkline
-from condensegrpo.cli.inspect_app.selection import Listing, Selection
+from condensegrpo.cli import inspect_selection
+from condensegrpo.cli.inspect_app import InspectorApp
+from condensegrpo.cli.inspect_selection import Listing, Selection
 from condensegrpo.core.trajectory import StopReason
+from condensegrpo.display.inspector import sparkline
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.views import MOST, Hit
@@ -287,8 +287,8 @@ def test_a_search_that_stops_counting_says_so(run: RunFolder) -> None:
     index.update()
     (record, *_) = index.records(index.batch(run.trajectories(1)))
     found = [Hit(record, None, "start")] * MOST
-    assert rows.hits("start", found, "").title == "'start': 1,000+"
-    assert rows.hits("start", found[1:], "").title == "'start': 999"
+    assert inspect_selection.hits("start", found, "").title == "'start': 1,000+"
+    assert inspect_selection.hits("start", found[1:], "").title == "'start': 999"
 
 
 def test_evaluations_are_beside_training(screens: Screens) -> None:
@@ -484,8 +484,8 @@ import asyncio, sys
 from pathlib import Path
 from typer.testing import CliRunner
 from condensegrpo.cli.app import app
-from condensegrpo.cli.inspect_app.app import InspectorApp
-from condensegrpo.cli.inspect_app.selection import Selection
+from condensegrpo.cli.inspect_app import InspectorApp
+from condensegrpo.cli.inspect_selection import Selection
 from condensegrpo.inspection.batches import choose
 from condensegrpo.inspection.index import Index
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
-from condensegrpo.cli.inspect_app.tabs import full
+from condensegrpo.display.inspector import full
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
 

@@ -23,7 +23,7 @@ from builders import (
 from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
-from condensegrpo.cli.inspect_page import MEGABYTE, Choice, chosen_batches, write_html
+from condensegrpo.cli.inspect_selection import MEGABYTE, Choice, chosen_batches, write_html
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.inspection.batches import trajectory_files

@@ -12,9 +12,9 @@ from builders import add_trajectory, condensation, scored, trajectory, turn, use
 from PIL import Image
 from rich.console import Console
 
-from condensegrpo.cli.inspect_app.tabs import shown
 from condensegrpo.core.messages import MediaPart, Message, TextPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
+from condensegrpo.display.inspector import shown
 from condensegrpo.display.trajectory_view import TerminalPicture, details
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.inspector_page import write_inspector

@@ -40,12 +40,15 @@ HERE = "▸"
 BURST = "»"
 
 
-def legend(budget: int) -> Text:
+def legend(budget: int) -> theme.Flow:
     """The meaning of the marks."""
-    text = Text()
-    for mark in (PINNED, KEPT, REWRITTEN, NEWEST, DROPPED):
-        text.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
-    return text.append(f"{FREE.glyph} ", FREE.style).append(f"free, of {budget} tokens", theme.DIM)
+    free = FREE._replace(word=f"free, of {budget} tokens")
+    return words_of(PINNED, KEPT, REWRITTEN, NEWEST, DROPPED, free)
+
+
+def words_of(*marks: Mark) -> theme.Flow:
+    """Marks with their words."""
+    return theme.Flow(Text.assemble((f"{mark.glyph} ", mark.style), (mark.word, theme.DIM)) for mark in marks)
 
 
 class FittingBar:

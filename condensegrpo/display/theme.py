@@ -18,8 +18,9 @@ from typing import TextIO
 
 from rich.color import Color, blend_rgb
 from rich.color_triplet import ColorTriplet
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
+from rich.text import Text
 
 HEAD = "#56b4e9"
 KEPT = "#00a57d"
@@ -72,6 +73,26 @@ def show(screen: Console, parts: Callable[[int], Iterable[RenderableType]]) -> N
         for part in parts(screen.width):
             screen.print(part)
     screen.out(*(f"{line.rstrip()}\n" for line in capture.get().splitlines()), sep="", end="")
+
+
+class Flow:
+    """Texts beside each other, as many on a line as fit whole; further lines begin at an indent."""
+
+    def __init__(self, parts: Iterable[Text], *, gap: str = "   ", indent: int = 0) -> None:
+        self._first, *self._more = parts
+        self._gap, self._indent = gap, indent
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines for a width."""
+        line = self._first.copy()
+        for part in self._more:
+            if line.cell_len + len(self._gap) + part.cell_len > options.max_width:
+                yield line
+                line = Text(" " * self._indent)
+            else:
+                line.append(self._gap, DIM)
+            line.append_text(part)
+        yield line
 
 
 def recorder() -> Console:

@@ -36,32 +36,43 @@ SURPRISING = -2.0  # nats: less likely than one in seven
 COLUMNS = 32  # of a picture
 
 
-def heading(sibling: IndexedTrajectory, detail: str, *, credit: str, full: bool) -> Text:
+def heading(sibling: IndexedTrajectory, detail: str, *, credit: str, full: bool) -> RenderableType:
     """Its id, question, ground truth, answer, score with its parts, its credit in one sentence, and why it ended."""
     size, figures = 10**9 if full else EXCERPT // 2, sibling.figures
     answer = f"answered {one_line(sibling.answer, 40)!r}" if sibling.answer is not None else "no answer"
-    text = Text.assemble((one_line(figures.id, 80), "bold"), "   ", verdict_text(figures))
-    text.append(f"   score {figures.total:.4g}   {answer}\n")
+    title = Text.assemble((one_line(figures.id, 80), "bold"), "   ", verdict_text(figures))
+    title.append(f"   score {figures.total:.4g}   {answer}")
     truth = sibling.ground_truth
     if truth is None and sibling.question is not None:
         truth = "none in text: the environment or the reward judges"
-    for name, known in (("problem", figures.problem_id), ("question", sibling.question), ("ground truth", truth)):
-        if known is not None:
-            text.append(f"{name:13}", theme.DIM).append(f"{excerpt(known, characters=size)}\n")
     parts = "   ".join(f"{one_line(name, 40)} {value:.4g}" for name, value in figures.components.items())
-    if parts:
-        text.append(f"{'reward parts':13}", theme.DIM).append(f"{parts}\n")
-    if credit:
-        text.append(f"{'credit':13}", theme.DIM).append(f"{credit}\n")
-    turns, context = plural(figures.turns, "turn"), plural(figures.context_tokens, "token")
-    output = plural(figures.output_tokens, "output token")
-    text.append(f"stop {figures.stop} · {turns} · largest context {context} · {output} · ", theme.DIM)
-    text.append(f"price {figures.price:.0f} · {figures.seconds:.1f} s", theme.DIM)
-    if handled := _handled(sibling):
-        text.append(f"\n{handled}", theme.WARN)
-    if detail:
-        text.append(f"\n{excerpt(detail, characters=EXCERPT)}", theme.WARN)
-    return text
+    known = Table.grid(padding=(0, 1, 0, 0))
+    known.add_column(style=theme.DIM, no_wrap=True, min_width=12)
+    known.add_column(overflow="fold")
+    for name, text in (
+        ("problem", figures.problem_id),
+        ("question", sibling.question),
+        ("ground truth", truth),
+        ("reward parts", parts or None),
+        ("credit", credit or None),
+    ):
+        if text is not None:
+            known.add_row(name, Text(excerpt(text, characters=size)))
+    ended = (
+        f"stop {figures.stop}",
+        plural(figures.turns, "turn"),
+        f"largest context {plural(figures.context_tokens, 'token')}",
+        plural(figures.output_tokens, "output token"),
+        f"price {figures.price:.0f}",
+        f"{figures.seconds:.1f} s",
+    )
+    why = [_handled(sibling), excerpt(detail, characters=EXCERPT)]
+    return Group(
+        title,
+        known,
+        theme.Flow((Text(part, theme.DIM) for part in ended), gap=" · ", indent=len("stop ")),
+        *(Text(line, theme.WARN) for line in why if line),
+    )
 
 
 def _handled(sibling: IndexedTrajectory) -> str:

@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from condensegrpo.cli.inspect_app.app import InspectorApp
-from condensegrpo.cli.inspect_app.selection import Selection
+from condensegrpo.cli.inspect_app import InspectorApp
+from condensegrpo.cli.inspect_selection import Selection
 from condensegrpo.inspection.batches import choose, step_of
 from condensegrpo.inspection.index import Index
 

@@ -1,32 +1,30 @@
 """``condensegrpo inspect`` on a terminal: the layout, and what the keys do.
 
 Lists on the left, siblings and turns in the middle, the tabs of one turn on the right. ``Selection`` holds the state;
-``rows`` and ``tabs`` draw it; reading and searching run in threads and show their results through the event loop.
+``display.inspector`` draws it; reading and searching run in threads and show their results through the event loop.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from rich.text import Text
-from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Footer, Input, OptionList, Static, TabbedContent, TabPane
 from textual.widgets.option_list import Option
 from textual.worker import get_current_worker
 
-from condensegrpo.cli.inspect_app import rows
-from condensegrpo.cli.inspect_app.rows import Listed
-from condensegrpo.cli.inspect_app.selection import PAGE, Listing, Selection, fault
-from condensegrpo.cli.inspect_app.tabs import BINDINGS, TABS, CompareDialog, KeysDialog, ViewsDialog, tab_content
-from condensegrpo.cli.inspect_page import Choice, write_selection
+from condensegrpo.cli import inspect_selection as lists
+from condensegrpo.cli.inspect_selection import PAGE, Choice, Listed, Listing, Selection, write_selection
 from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.wording import plural
-from condensegrpo.display import theme
+from condensegrpo.display import inspector, theme
+from condensegrpo.display.inspector import TABS, tab_content
+from condensegrpo.display.inspector_widgets import CompareDialog, KeysDialog, RowList, ViewsDialog, fault
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import fields_in
@@ -40,6 +38,29 @@ READING = "reading"  # begins the note of how much was read
 SEARCH_SECONDS = 2.0  # of a search, after which it shows how much was read
 HITS_AT_A_TIME = 50  # that a search shows at once
 NARROW = 110  # columns below which groups and turns lie above each other
+BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
+    Binding("question_mark", "keys", "help", key_display="?"),
+    Binding("q", "quit", "quit"),
+    Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
+    Binding("right_square_bracket", "step(1)", show=False),
+    Binding("h", "sibling(-1)", "sibling", key_display="h l"),
+    Binding("l", "sibling(1)", show=False),
+    Binding("j", "turn(1)", "turn", key_display="j k"),
+    Binding("k", "turn(-1)", show=False),
+    Binding("1", f"tab('{TABS[0]}')", "tab", key_display="1-5"),
+    *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS[1:], 2)),
+    Binding("slash", "search", "search"),
+    Binding("v", "views", "views"),
+    Binding("d", "compare", "compare"),
+    Binding("p", "problem", "problem"),
+    Binding("w", "worse", "worse"),
+    Binding("e", "kind", "evaluations"),
+    Binding("x", "export", "export"),
+    Binding("y", "copy", "copy"),
+    Binding("f", "live", "follow"),
+    Binding("t", "ids", "ids", show=False),
+    Binding("escape", "groups", show=False),
+]
 STYLE = """
 #top { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
 #body { height: 1fr; }
@@ -115,11 +136,11 @@ class InspectorApp(App[None]):
                 with Vertical(id="left"):
                     yield Static(id="list-title", classes="title")
                     yield Input(placeholder="text, or = score == 0 and turns > 3", id="search")
-                    yield rows.RowList(id="list", markup=False)
+                    yield RowList(id="list", markup=False)
                 with Vertical(id="middle"):
                     yield Static(id="head", classes="title")
-                    yield rows.RowList(id="siblings", markup=False)
-                    yield rows.RowList(id="turns", markup=False)
+                    yield RowList(id="siblings", markup=False)
+                    yield RowList(id="turns", markup=False)
             with TabbedContent(id="right"):
                 for name in TABS:
                     with TabPane(name.title(), id=name), VerticalScroll():
@@ -132,7 +153,7 @@ class InspectorApp(App[None]):
         self.show_groups(self._record, self._turn)
         self.query_one("#list").focus()
         self.set_interval(POLL_SECONDS, self._poll)
-        self.read_all(self._first)
+        self.in_thread("read", lambda: self._read_all(self._first))
 
     # the lists and the tabs
 
@@ -140,8 +161,8 @@ class InspectorApp(App[None]):
         """List the groups of the batch, and show a trajectory of one."""
         groups = self.selection.groups
         self.listed = None
-        self._read_batches()
-        self._fill("list", map(rows.group_row, groups))
+        self.batches = self.selection.index.batches()
+        self._fill("list", map(inspector.group_row, groups))
         more = "" if len(groups) % PAGE or not groups else " or more"
         self._set_title(f"{plural(len(groups), 'group')}{more}")
         self.drawn = self.selection.batch
@@ -177,9 +198,9 @@ class InspectorApp(App[None]):
             self._complain(error)
             return
         siblings = self.selection.group.siblings if self.selection.group else ()
-        self._fill("siblings", map(rows.sibling_row, siblings))
+        self._fill("siblings", map(inspector.sibling_row, siblings))
         self._highlight("siblings", [sibling.id for sibling in siblings].index(record.id))
-        self._fill("turns", (rows.turn_row(opened, number) for number in range(len(opened.turns))))
+        self._fill("turns", (inspector.turn_row(opened, number) for number in range(len(opened.turns))))
         self.draw()
 
     def show_turn(self, turn: int) -> None:
@@ -194,8 +215,8 @@ class InspectorApp(App[None]):
         note = f"{'following  ' if self.live else ''}{self.note}"
         sparks = 16 if self.size.width < NARROW else 32
         batch = selection.batch if opened is None or self.listed is None else opened.batch
-        self.query_one("#top", Static).update(rows.top_line(batch, self._beside(batch), sparks, note=note))
-        if opened is None:
+        self.query_one("#top", Static).update(inspector.top_line(batch, self._beside(batch), sparks, note=note))
+        if opened is None or selection.group is None:
             return
         self.query_one("#head", Static).update(
             Text(f"{one_line(opened.record.id, 60)}   turn {selection.turn} of {len(opened.turns)}")
@@ -204,7 +225,7 @@ class InspectorApp(App[None]):
             self._highlight("turns", selection.turn)
         tab = self.query_one(TabbedContent).active or TABS[0]
         try:
-            content = tab_content(tab, selection, opened, ids=self.ids)
+            content = tab_content(tab, opened, selection.turn, selection.group, ids=self.ids)
         except CondenseError as error:  # a file that was removed or replaced meanwhile
             content = Text(fault(error), theme.BAD)
         self.query_one(f"#{tab}-text", Static).update(content)
@@ -222,9 +243,6 @@ class InspectorApp(App[None]):
 
     def _set_title(self, text: str) -> None:
         self.query_one("#list-title", Static).update(Text(neutral(text)))
-
-    def _read_batches(self) -> None:
-        self.batches = self.selection.index.batches()
 
     def _beside(self, batch: TrajectoryBatch) -> list[TrajectoryBatch]:
         """The batches of the kind of one: the training steps, or the evaluations of its name."""
@@ -248,7 +266,7 @@ class InspectorApp(App[None]):
             case "list":
                 if row == len(self.selection.groups) - 1 and self.selection.more_groups():
                     added = self.selection.groups[row + 1 :]
-                    event.option_list.add_options(Option(rows.group_row(added_group)) for added_group in added)
+                    event.option_list.add_options(Option(inspector.group_row(added_group)) for added_group in added)
                 self.show(self.selection.groups[row].siblings[0])
             case "siblings" if group is not None:
                 self.show(group.siblings[row], self.selection.turn)
@@ -269,19 +287,21 @@ class InspectorApp(App[None]):
         """Go to another step."""
         opened = self.selection.opened
         if self.listed is not None and opened is not None:  # beside the one of the top line
-            self._go(lambda: self.selection.go_to(opened.record.file), "")
-        self._go(lambda: self.selection.step(by), "there is no further step")
+            self._go(opened.record.file)
+        self._go(self.selection.step(by), "there is no further step")
 
     def action_kind(self) -> None:
         """Go to the evaluations, or back to training."""
-        self._go(self.selection.other_kind, "there are no evaluations beside these trajectories")
+        self._go(self.selection.other_kind(), "there are no evaluations beside these trajectories")
 
-    def _go(self, move: Callable[[], bool], otherwise: str, record: IndexedTrajectory | None = None) -> None:
+    def _go(self, file: Path | None, otherwise: str = "", record: IndexedTrajectory | None = None) -> None:
+        """Show the groups of a file, or say that there is none."""
+        if file is None:
+            self.notify(otherwise)
+            return
         try:
-            if move():
-                self.show_groups(record, self.selection.turn if record is not None else 0)
-            else:
-                self.notify(otherwise)
+            self.selection.go_to(file)
+            self.show_groups(record, self.selection.turn if record is not None else 0)
         except CondenseError as error:
             self._complain(error)
 
@@ -301,7 +321,7 @@ class InspectorApp(App[None]):
         self.workers.cancel_group(self, "search")
         opened = self.selection.opened
         if self.listed is not None and opened is not None:
-            self._go(lambda: self.selection.go_to(opened.record.file), "", opened.record)
+            self._go(opened.record.file, record=opened.record)
         self.query_one("#list").focus()
 
     def action_copy(self) -> None:
@@ -313,16 +333,16 @@ class InspectorApp(App[None]):
     def action_problem(self) -> None:
         """List the groups of this problem in all steps."""
         if self.selection.opened is not None:
-            self.show_listed(rows.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
+            self.show_listed(lists.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
 
     def action_worse(self) -> None:
         """List the problems that got worse."""
-        self.find(lambda: rows.worse(self.selection.index, self._so_far))
+        self.find(lambda: lists.worse(self.selection.index, self._so_far))
 
     def action_export(self) -> None:
         """Write the listed trajectories as a page for somebody else."""
         self.notify("writing a page")
-        self.export()
+        self.in_thread("export", self._export)
 
     def action_compare(self) -> None:
         """Compare with another sibling."""
@@ -330,10 +350,8 @@ class InspectorApp(App[None]):
         if opened is None or group is None or len(group.siblings) < 2:
             self.notify("it has no sibling")
             return
-        names = [sibling.id for sibling in group.siblings]
-        first = names.index(opened.record.id)
         self.push_screen(
-            CompareDialog(opened, lambda by: self.selection.read(group.siblings[(first + by) % len(names)], group))
+            CompareDialog(opened, lambda by: self.selection.read(self.selection.sibling(by) or opened.record, group))
         )
 
     def action_keys(self) -> None:
@@ -344,7 +362,7 @@ class InspectorApp(App[None]):
         """Follow a live run: show its newest step, and each that comes."""
         self.live = not self.live
         if self.live and self.selection.files:
-            self._go(lambda: self.selection.go_to(self.selection.files[-1]), "")
+            self._go(self.selection.files[-1])
         self.draw()
 
     def action_views(self) -> None:
@@ -371,30 +389,44 @@ class InspectorApp(App[None]):
             where = query.removeprefix("=").strip()
             self.find_where(Listing(where, where, None, ("--where", where)))
         elif query:
-            self.find_text(query)
+            self.in_thread("search", lambda: self._hits(query))
 
     # threads
 
+    def in_thread(self, group: str, work: Callable[[], Iterator[Callable[[], object] | None]]) -> None:
+        """Run the generator that ``work`` returns in a thread, until another of its group begins.
+
+        What it yields is called in the event loop; None lets it end.
+        """
+
+        def steps() -> None:
+            worker = get_current_worker()
+            try:
+                for show in work():
+                    if worker.is_cancelled:
+                        return
+                    if show is not None:
+                        self.call_from_thread(show)
+            except CondenseError as error:
+                self.call_from_thread(self._complain, error)
+
+        self.run_worker(steps, thread=True, exclusive=True, group=group)
+
     def find_where(self, listing: Listing) -> None:
         """List the trajectories for which a condition holds."""
-        self.find(lambda: rows.matching(self.selection.index, listing, self._so_far))
+        self.find(lambda: lists.matching(self.selection.index, listing, self._so_far))
 
-    @work(thread=True, exclusive=True, group="search")
     def find(self, search_for: Callable[[], Listed]) -> None:
-        """List the result of a function, unless another search began meanwhile."""
-        try:
-            listed = search_for()
-        except CondenseError as error:
-            self.call_from_thread(self._complain, error)
-            return
-        if not get_current_worker().is_cancelled:
-            self.call_from_thread(self.show_listed, listed)
+        """List the result of a function that may take long."""
 
-    @work(thread=True, exclusive=True, group="search")
-    def find_text(self, query: str) -> None:
+        def found() -> Iterator[Callable[[], object]]:
+            yield partial(self.show_listed, search_for())
+
+        self.in_thread("search", found)
+
+    def _hits(self, query: str) -> Iterator[Callable[[], object] | None]:
         """List the trajectories of all steps that a search finds, as they are found."""
-        found: list[Hit] = []
-        worker, began = get_current_worker(), time.monotonic()
+        found, began, worker = list[Hit](), time.monotonic(), get_current_worker()
 
         def noted(share: float) -> None:
             note = f"searching {share:.0%}" if share < 1 else ""
@@ -405,44 +437,34 @@ class InspectorApp(App[None]):
         try:
             for hit in search(self.selection.index, query, on_read=noted):
                 found.append(hit)
-                if worker.is_cancelled:
-                    return
-                if len(found) in (1, HITS_AT_A_TIME):
-                    self.call_from_thread(self.show_listed, rows.hits(query, found, " …"))
+                shown = len(found) in (1, HITS_AT_A_TIME)
+                yield partial(self.show_listed, lists.hits(query, found, " …")) if shown else None
                 if len(found) == MOST:
                     break
         except CondenseError as error:
-            self.call_from_thread(self._complain, error)
-        self.call_from_thread(self.show_listed, rows.hits(query, found, ""))
+            yield partial(self._complain, error)
+        yield partial(self.show_listed, lists.hits(query, found, ""))
 
-    @work(thread=True, exclusive=True, group="export")
-    def export(self) -> None:
+    def _export(self) -> Iterator[Callable[[], object]]:
         """Write a page of the listed trajectories and of the open group."""
-        try:
-            text = write_selection(self.selection, None if self.listed is None else self.listed.records)
-        except CondenseError as error:
-            self.call_from_thread(self._complain, error)
-            return
+        text = write_selection(self.selection, None if self.listed is None else self.listed.records)
         if text:
-            self.call_from_thread(partial(self.notify, text, title="page written", timeout=15, markup=False))
+            yield partial(self.notify, text, title="page written", timeout=15, markup=False)
 
-    @work(thread=True, exclusive=True, group="read")
-    def read_all(self, first: Listing | Literal["worse"] | None = None) -> None:
+    def _read_all(self, first: Listing | Literal["worse"] | None = None) -> Iterator[Callable[[], object] | None]:
         """Read the figures of the whole run, show the progress, and then list ``first``."""
-        worker, due = get_current_worker(), time.monotonic() + NOTE_SECONDS
+        due, end = time.monotonic() + NOTE_SECONDS, ""
         try:
             for progress in self.selection.index.extend():
-                if worker.is_cancelled:
-                    return
-                if time.monotonic() > due:
-                    percent = 100 * progress.done // max(progress.total, 1)
-                    self.call_from_thread(self._noted, f"{READING} {percent} %")
-                    due = time.monotonic() + NOTE_SECONDS
-            self.call_from_thread(self._noted, "")
+                is_due = time.monotonic() > due
+                due = time.monotonic() + NOTE_SECONDS if is_due else due
+                note = f"{READING} {100 * progress.done // max(progress.total, 1)} %"
+                yield partial(self._noted, note) if is_due else None
         except CondenseError as error:
-            self.call_from_thread(self._noted, fault(error))
+            end = fault(error)
+        yield partial(self._noted, end)
         if first is not None:
-            self.call_from_thread(self.action_worse if first == "worse" else partial(self.find_where, first))
+            yield self.action_worse if first == "worse" else partial(self.find_where, first)
 
     @property
     def _so_far(self) -> str:
@@ -451,7 +473,7 @@ class InspectorApp(App[None]):
     def _noted(self, note: str) -> None:
         """Show the batches and how much was read; of a live run that is followed, its newest step."""
         self.note = note
-        self._read_batches()
+        self.batches = self.selection.index.batches()
         shown = [batch for batch in self.batches if batch.file == self.selection.file]
         self.selection.batch = shown[0] if shown else self.selection.batch  # its file was removed
         self.draw()
@@ -460,12 +482,12 @@ class InspectorApp(App[None]):
         if not self.live or self.listed is not None or newest == self.drawn:
             return
         same = newest.file == self.selection.file and opened is not None
-        self._go(lambda: self.selection.go_to(newest.file), "", opened.record if same and opened else None)
+        self._go(newest.file, record=opened.record if same and opened else None)
 
     def _poll(self) -> None:
         """Look for new files of a live run."""
         if self.live and not any(worker.group == "read" and worker.is_running for worker in self.workers):
-            self.read_all()
+            self.in_thread("read", self._read_all)
 
 
 def run(

@@ -1,27 +1,34 @@
-"""The trajectories that options choose, and the page of ``--html`` and of the key x: its trajectories and its size."""
+"""What ``condensegrpo inspect`` shows of a run, chosen by options or moved by keys, and written as a page.
+
+It knows nothing of the screen: what may take long can run in a thread.
+"""
 
 import re
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import typer
+from rich.text import Text
 
 from condensegrpo.core.errors import DataError
 from condensegrpo.core.wording import plural, ranges
 from condensegrpo.display.console import waiting_for
+from condensegrpo.display.inspector import LONGEST_PROBLEM, SPARKS, change_row, group_row, match_row, sparkline
+from condensegrpo.display.theme import as_typed, one_line
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import TrajectoryBatch, trajectory_files
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
+from condensegrpo.inspection.index import Index, RecordKey
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.records import IndexedTrajectory, groups
+from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
+from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.inspection.samples import spread
 
-if TYPE_CHECKING:
-    from condensegrpo.cli.inspect_app.selection import Selection
-
+PAGE = 300  # groups that are listed at a time
+WORST = 200  # problems that are listed
 MEGABYTE = 10**6
 COMFORTABLE, LARGEST = 30 * MEGABYTE, 200 * MEGABYTE  # of a page, roughly
 TEXT, SAMPLED = 5, 30  # bytes of a token of a prompt, and of a sampled one with its id and log-probability
@@ -93,6 +100,149 @@ def _meant(kind: str, given: str | None, every: Sequence[str]) -> str | None:
         more = f" and {len(ids) - 12} more" if len(ids) > 12 else ""
         raise DataError(f"looking for {kind} {given!r}: there are {', '.join(ids[:12])}{more}.")
     return ends[0]
+
+
+class Listing(NamedTuple):
+    """A condition whose matches are listed."""
+
+    title: str
+    where: str | None
+    sort: str | None
+    options: tuple[str, ...]  # of the command that lists them
+    file: Path | None = None  # only of this file; None: of all
+    first: IndexedTrajectory | None = None  # is shown first; None: the first match
+
+
+class Listed(NamedTuple):
+    """Trajectories of any steps, with their rows."""
+
+    title: str
+    records: Sequence[IndexedTrajectory]
+    rows: Sequence[Text]
+    listing: Listing | None = None  # the condition that they match, if it was one
+
+
+@dataclass(slots=True)
+class Selection:
+    """The part of a run that is shown, moved by the keys."""
+
+    index: Index
+    file: Path
+    batch: TrajectoryBatch = field(init=False)
+    groups: list[Group] = field(default_factory=list)
+    opened: OpenedTrajectory | None = None
+    group: Group | None = None
+    turn: int = 0
+    _readers: dict[Path, TrajectoryReader] = field(default_factory=dict)  # by file of the batch
+
+    def __post_init__(self) -> None:
+        self.go_to(self.file)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of the kind that is shown: training batches, or the evaluations of its name."""
+        every = trajectory_files(self.index.path)
+        if is_training(self.file) or len(every) < 2:
+            return tuple(file for file in every if is_training(file)) or every
+        return tuple(file for file in every if not is_training(file) and file.name == self.file.name)
+
+    def go_to(self, file: Path) -> None:
+        """Show the first groups of a batch."""
+        self.batch, self.file = self.index.batch(file), file
+        self.groups = list(self.index.groups(self.batch, 0, PAGE))
+
+    def more_groups(self) -> bool:
+        """List the next groups of a large batch; False: there are no more."""
+        added = self.index.groups(self.batch, len(self.groups), PAGE)
+        self.groups += added
+        return bool(added)
+
+    def step(self, by: int) -> Path | None:
+        """The file of another step; None: there is none."""
+        files = self.files
+        number = files.index(self.file) + by if self.file in files else len(files) - 1
+        return files[number] if 0 <= number < len(files) else None
+
+    def other_kind(self) -> Path | None:
+        """From training to the evaluations, through their names, and back: of the same step; None: no other kind."""
+        kinds: dict[str, list[Path]] = {}
+        for file in trajectory_files(self.index.path):
+            kinds.setdefault("" if is_training(file) else file.name, []).append(file)
+        if len(kinds) < 2:
+            return None
+        names, number = [*kinds], self.batch.number
+        same = kinds[names[(names.index("" if is_training(self.file) else self.file.name) + 1) % len(names)]]
+        step = "no step" if number is None else f"{number:06d}"
+        return ([file for file in same if step in str(file.relative_to(self.index.path))] or same)[-1]
+
+    def show(self, record: IndexedTrajectory, turn: int = 0) -> OpenedTrajectory:
+        """Open a trajectory at a turn."""
+        if self.opened is None or self.opened.record != record:
+            self.group = self.index.group(record)
+            self.opened = self.read(record, self.group)
+        self.turn = max(0, min(turn, len(self.opened.turns) - 1))
+        return self.opened
+
+    def read(self, record: IndexedTrajectory, group: Group) -> OpenedTrajectory:
+        """Read a trajectory, without showing it."""
+        file = record.file
+        if file not in self._readers:
+            batch = self.batch if file == self.batch.file else self.index.batch(file)
+            self._readers[file] = TrajectoryReader(self.index, batch)
+        largest = max(sibling.figures.context_tokens for sibling in group.siblings)
+        return self._readers[file].open(record, largest=largest)
+
+    def sibling(self, by: int) -> IndexedTrajectory | None:
+        """The sibling beside the trajectory that is shown, around the ends."""
+        if self.opened is None or self.group is None:
+            return None
+        siblings = self.group.siblings
+        return siblings[([each.id for each in siblings].index(self.opened.record.id) + by) % len(siblings)]
+
+    def command(self, listing: Listing | None) -> str:
+        """The command that shows this again, beside the matches of a listing."""
+        options = listing.options if listing is not None else ()
+        if self.opened is None:
+            return as_typed(shlex.join(("condensegrpo", "inspect", str(self.index.path), *options)))
+        shown = ("--trajectory", self.opened.record.id, "--turn", str(self.turn))
+        return as_typed(shlex.join((*command_of(self.index.path, self.opened.batch), *shown, *options)))
+
+
+def matching(index: Index, listing: Listing, so_far: str) -> Listed:
+    """The trajectories for which a condition holds; ``so_far`` follows their number while the run is read."""
+    batch = None if listing.file is None else index.batch(listing.file)
+    matches = views.find(index, batch, where=listing.where, sort=listing.sort)
+    more = f", the first {views.MOST:,}" if matches.total > views.MOST else ""
+    title = f"{listing.title}: {matches.total:,}{more}{so_far}"
+    if not matches.total:
+        title += f". No trajectory has {listing.where}; the open one stays"
+    return Listed(title, matches.records, [match_row(record) for record in matches.records], listing)
+
+
+def worse(index: Index, so_far: str) -> Listed:
+    """The problems that got worse, each by its least correct trajectory of the last visit."""
+    changes = views.got_worse(index)
+    last = [(change, change.visits[-1]) for change in changes[:WORST]]
+    listed = [(change, index.at(RecordKey(visit.batch.file, visit.worst))) for change, visit in last]
+    title = f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half{so_far}"
+    return Listed(title, [record for _, record in listed], [change_row(*pair) for pair in listed])
+
+
+def visits(index: Index, problem: str) -> Listed:
+    """The groups of a problem in all steps."""
+    followed = index.follow(problem)
+    line = sparkline([group.success for _, group in followed], SPARKS)
+    drawn = [group_row(group, f"{batch.evaluation or 'step'} {batch.number}") for batch, group in followed]
+    return Listed(f"{one_line(problem, LONGEST_PROBLEM)} {line}", [group.siblings[0] for _, group in followed], drawn)
+
+
+def hits(query: str, found: Sequence[views.Hit], more: str) -> Listed:
+    """The hits of a search; ``more`` follows their number."""
+    drawn = [
+        match_row(hit.record, hit.excerpt if hit.turn is None else f"turn {hit.turn}: {hit.excerpt}") for hit in found
+    ]
+    most = "+" if len(found) == views.MOST else ""  # where a search stops
+    return Listed(f"{query!r}: {len(found):,}{most}{more}", [hit.record for hit in found], drawn)
 
 
 def export_page(file: Path, index: Index, single: Path | None, choice: Choice) -> None:
@@ -182,7 +332,7 @@ def _named_steps(evaluation: str | None, steps: Sequence[int]) -> str:
     return numbers if evaluation is None else f"{evaluation} after {numbers}"
 
 
-def write_selection(selection: "Selection", listed: Sequence[IndexedTrajectory] | None) -> str:
+def write_selection(selection: Selection, listed: Sequence[IndexedTrajectory] | None) -> str:
     """Write the page of what is listed and of the open group, as far as a browser opens it at once.
 
     Args:

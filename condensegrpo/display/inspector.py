@@ -1,13 +1,10 @@
-"""The tabs on the right: one turn, as what the policy saw, the whole history, its reply, its credit, and as stored.
+"""What the application of ``condensegrpo inspect`` draws: the line at the top, the rows of lists, the tabs of a turn.
 
 Every distinction has a glyph or a word beside its colour.
-
-The dialogs cover the screen for a moment: the keys, the ready views, two siblings beside each other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -15,39 +12,36 @@ from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
-from textual.widgets.option_list import Option
 
-from condensegrpo.cli.inspect_app.rows import RowList
-from condensegrpo.cli.inspect_app.selection import Selection, fault
-from condensegrpo.core.errors import CondenseError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import SpanStatus
 from condensegrpo.core.wording import plural, ranges
 from condensegrpo.display import context_bar, theme
 from condensegrpo.display.context_bar import Mark
+from condensegrpo.display.tables import advantage, verdict_text
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import SURPRISING, TerminalPicture, token_grid
+from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
-from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
+from condensegrpo.inspection.opened import OpenedTrajectory
 from condensegrpo.inspection.panes import TokenView, TurnView, raw_turn
 from condensegrpo.inspection.pictures import media_of
-from condensegrpo.inspection.records import Group
-from condensegrpo.inspection.views import READY_VIEWS
+from condensegrpo.inspection.records import Group, IndexedTrajectory
+from condensegrpo.inspection.views import SuccessChange
 
+BAR = 8  # cells of a bar of passes
+STRIP = 14  # cells of a strip of turns
+SPARKS = 12  # cells of a problem's sparkline
+LONGEST = 200  # characters of a question
+LONGEST_PROBLEM = 30  # characters of a name in a title
 TABS = ("shown", "full", "reply", "credit", "raw")
 MOST = 200_000  # characters of a tab
-ADDED = Mark("+", theme.REWRITTEN, "added")
 MARKS = {
     PieceStatus.PINNED: context_bar.PINNED,
     PieceStatus.KEPT: context_bar.KEPT,
     PieceStatus.DROPPED: context_bar.DROPPED,
     PieceStatus.REWRITTEN: context_bar.REWRITTEN,
-    PieceStatus.ADDED: ADDED,
+    PieceStatus.ADDED: Mark("+", theme.REWRITTEN, "added"),
 }
 CHANGES = {
     WordChange.SAME: "",
@@ -56,52 +50,100 @@ CHANGES = {
 }
 PALE, DEEP = (30, 30, 36), (120, 70, 140)  # backgrounds of a token that was certain, and of one that surprised
 DEEPEST = 4.0  # nats
-BINDINGS: list[BindingType] = [  # those in the line at the bottom first, the most needed ones at its left
-    Binding("question_mark", "keys", "help", key_display="?"),
-    Binding("q", "quit", "quit"),
-    Binding("left_square_bracket", "step(-1)", "step", key_display="[ ]"),
-    Binding("right_square_bracket", "step(1)", show=False),
-    Binding("h", "sibling(-1)", "sibling", key_display="h l"),
-    Binding("l", "sibling(1)", show=False),
-    Binding("j", "turn(1)", "turn", key_display="j k"),
-    Binding("k", "turn(-1)", show=False),
-    Binding("1", f"tab('{TABS[0]}')", "tab", key_display="1-5"),
-    *(Binding(str(number), f"tab('{name}')", show=False) for number, name in enumerate(TABS[1:], 2)),
-    Binding("slash", "search", "search"),
-    Binding("v", "views", "views"),
-    Binding("d", "compare", "compare"),
-    Binding("p", "problem", "problem"),
-    Binding("w", "worse", "worse"),
-    Binding("e", "kind", "evaluations"),
-    Binding("x", "export", "export"),
-    Binding("y", "copy", "copy"),
-    Binding("f", "live", "follow"),
-    Binding("t", "ids", "ids", show=False),
-    Binding("escape", "groups", show=False),
-]
-HELP = """\
-[ ]   step before, step after     e    training or evaluations
-↑ ↓   group                       f    follow a live run
-h l   sibling                     j k  turn
-1     what the policy saw         2    the history, and what was dropped
-3 t   the reply, ids of tokens    4    credit: why this advantage
-5     the turn as it is stored    d    compare with the next sibling
-/     search all steps: letters in order (qck finds quick), or a text
-      = score == 0 and turns > 3  a condition; the fields are below
-v     ready views                 p    this problem through training
-w     problems that got worse     x    write this as a page to send
-Esc   back to the groups          y    copy the command that shows this
-q     quit
-ctx tokens of the largest prompt   price of all calls, in tokens read
-● signal: trains
-█ pinned  ■ kept  ▒ rewritten  ░ dropped  + added by the condenser
-"""
-LONGEST = 2000  # characters of the fields
 
 
-def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids: bool) -> RenderableType:
-    """The content of a tab for the selected turn; ``ids``: the reply with the ids of its tokens."""
-    turn = selection.turn
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Values in [0, 1] as bars, the newest on the right; the mean of neighbours where there are more than fit."""
+    if not values or width < 1:
+        return ""
+    size = max(1, -(-len(values) // width))
+    line = ""
+    for first in range(0, len(values), size):
+        known = [value for value in values[first : first + size] if value is not None]
+        line += "▁▂▃▄▅▆▇█"[min(7, int(8 * sum(known) / len(known)))] if known else " "
+    return line
+
+
+def top_line(batch: TrajectoryBatch, batches: Sequence[TrajectoryBatch], sparks: int, *, note: str) -> Text:
+    """The batch that is shown, and success and groups without signal over the steps in ``sparks`` cells."""
+    name = "training" if batch.evaluation is None else f"evaluation {one_line(batch.evaluation, 40)}"
+    step = "" if batch.number is None else f" · step {batch.number}"
+    text = Text.assemble(
+        (f"{one_line(batch.run.name if batch.run else batch.file.name, 40)} ", "bold"), f"{name}{step}"
+    )
+    text.append(f" · {plural(batch.trajectories, 'trajectory', 'trajectories')}", theme.DIM)
+    text.append(f"   {note}", theme.WARN)
+    text.append("\nsuccess ", theme.DIM).append(sparkline([each.success for each in batches], sparks), theme.GOOD)
+    text.append(f" {batch.success:.2f}")
+    if any(each.signal is not None for each in batches):
+        now = "–" if batch.no_signal_share is None else f"{batch.no_signal_share:.2f}"
+        text.append("   groups without signal ", theme.DIM)
+        text.append(sparkline([each.no_signal_share for each in batches], sparks), theme.HEAD).append(f" {now}")
+    return text
+
+
+def group_row(group: Group, name: str | None = None) -> Text:
+    """Two lines: id or name, bar of passes and signal; question and ground truth."""
+    filled = round(BAR * group.success)
+    text = Text.assemble((f"{one_line(name or group.id, 30)} ", "bold"), ("█" * filled, theme.GOOD))
+    text.append("░" * (BAR - filled), theme.FREE)
+    passed = sum(sibling.figures.correct >= 1 for sibling in group.siblings)
+    text.append(f" {passed}/{len(group.siblings)}")
+    text.append(
+        f"  ○ {group.exclusion}" if group.exclusion else "  ● signal" if group.signal else "",
+        theme.WARN if group.exclusion else theme.HEAD,
+    )
+    question = one_line(group.question or group.problem, LONGEST)
+    truth = "" if group.ground_truth is None else f" → {one_line(group.ground_truth, 40)}"
+    return text.append(f"\n{question}{truth}", theme.DIM)
+
+
+def match_row(record: IndexedTrajectory, note: str = "") -> Text:
+    """Two lines: id, verdict and figures; what matched, or the question."""
+    figures = record.figures
+    text = Text.assemble((f"{one_line(figures.id, 30)} ", "bold"), verdict_text(figures)[:1], f" {figures.total:.2g}")
+    if record.advantage is not None:
+        text.append(" ").append_text(advantage(record, abs(record.advantage)))
+    turns, stop = plural(figures.turns, "turn"), one_line(figures.stop, 20)
+    text.append(f"  {figures.context_tokens} ctx  price {figures.price:.0f}  {turns}  {stop}", theme.DIM)
+    return text.append(f"\n{one_line(note or record.question or figures.problem_id, LONGEST)}", theme.DIM)
+
+
+def sibling_row(record: IndexedTrajectory) -> Text:
+    """One line: sample, verdict, score, advantage, answer or stop, largest context, price and turns."""
+    figures = record.figures
+    text = Text.assemble(f"{figures.sample:>2} ", verdict_text(figures)[:1], f" {figures.total:.3f} ")
+    if record.advantages is not None:
+        text.append_text(advantage(record, abs(record.advantage or 0))).append(" ")
+    text.append(one_line(figures.stop, 20) if record.answer is None else repr(one_line(record.answer, 16)))
+    return text.append(
+        f" {figures.context_tokens} ctx price {figures.price:.0f} {plural(figures.turns, 'turn')}", theme.DIM
+    )
+
+
+def change_row(change: SuccessChange, record: IndexedTrajectory) -> Text:
+    """Two lines: the success on a problem before and after; its visits and the question."""
+    text = Text.assemble((f"{change.before:.2f} → {change.after:.2f} ", f"bold {theme.BAD}"))
+    text.append(sparkline([visit.success for visit in change.visits], SPARKS), theme.GOOD)
+    text.append(f"  {one_line(change.evaluation or 'training', 30)}, {len(change.visits)} times", theme.DIM)
+    question = "" if record.question is None else f"  {record.question}"
+    return text.append(f"\n{one_line(f'{change.problem}{question}', LONGEST)}", theme.DIM)
+
+
+def turn_row(opened: OpenedTrajectory, turn: int) -> Text:
+    """One line: the turn, its tokens, its advantage, and the strip of what its prompt keeps of the turns before it."""
+    view, units = opened.turns[turn], len(opened.turns)
+    whole = f"/{view.context.tokens + view.context.saved}" if view.context.saved else ""
+    text = Text.assemble(f"{turn:>3} ", (f"{view.context.tokens}{whole} ctx".ljust(10), theme.DIM), " ")
+    if view.advantage is not None:
+        text.append(f"{view.advantage:+.2f} ", theme.signed_style(view.advantage, abs(view.advantage)))
+    columns = units if units <= STRIP else max(STRIP, turn + 1)  # the newest of many
+    text.append_text(context_bar.strip(view.context, columns, STRIP))
+    return text if view.kind == "act" else text.append(f" {view.kind}", theme.REWRITTEN)
+
+
+def tab_content(tab: str, opened: OpenedTrajectory, turn: int, group: Group, *, ids: bool) -> RenderableType:
+    """The content of a tab for a turn; ``ids``: the reply with the ids of its tokens."""
     if not opened.turns:
         return Text(neutral(opened.scored.trajectory.detail) or "no turn was sampled")
     match tab:
@@ -109,10 +151,12 @@ def tab_content(tab: str, selection: Selection, opened: OpenedTrajectory, *, ids
             return full(opened, turn)
         case "reply":
             return reply(opened, turn, ids=ids)
-        case "credit" if selection.group is not None:
-            return credit(opened, turn, selection.group)
+        case "credit":
+            return credit(opened, turn, group)
         case "raw":
-            return raw_tab(raw_turn(opened.record, turn))
+            text = raw_turn(opened.record, turn)
+            more = f"\n… {len(text) - MOST} more characters" if len(text) > MOST else ""
+            return Text(f"{neutral(text[:MOST])}{more}")
     return shown(opened, turn)
 
 
@@ -138,13 +182,12 @@ def full(opened: OpenedTrajectory, turn: int) -> RenderableType:
         if (units := sorted(unit for unit, each in statuses.items() if each is status))
     )
     sentence = f"turn {turn} did not see: {unseen}" if unseen else f"turn {turn} saw the whole history"
-    legend = Text.assemble((f"{sentence}\n", "bold"))
+    head = Text.assemble((sentence, "bold"))
     declared = next((view.condensation for view in opened.turns[turn::-1] if view.condensation is not None), None)
     if declared is not None:
-        legend.append(f"{one_line(declared.condenser, 30)}: {one_line(declared.reason, MOST) or 'not stated'}\n")
-    for mark in MARKS.values():
-        legend.append(f"{mark.glyph} ", mark.style).append(f"{mark.word}   ", theme.DIM)
-    return Lines(legend, *map(_piece, opened.pieces(turn)))
+        why = one_line(declared.reason, MOST) or "not stated"
+        head.append(f"\n{one_line(declared.condenser, 30)}: {why}")
+    return Lines(head, context_bar.words_of(*MARKS.values()), *map(_piece, opened.pieces(turn)))
 
 
 def reply(opened: OpenedTrajectory, turn: int, *, ids: bool) -> RenderableType:
@@ -167,12 +210,6 @@ def credit(opened: OpenedTrajectory, turn: int, group: Group) -> RenderableType:
         head.add_row(one_line(line.name, 40), line.value)
         parts += [head, *([Padding(Text(neutral(line.formula), theme.DIM), (0, 0, 0, 2))] if line.formula else [])]
     return Lines(*parts)
-
-
-def raw_tab(text: str) -> RenderableType:
-    """The turn as it is stored."""
-    more = f"\n… {len(text) - MOST} more characters" if len(text) > MOST else ""
-    return Text(f"{neutral(text[:MOST])}{more}")
 
 
 def _message(message: Message) -> Text:
@@ -243,88 +280,3 @@ def comparison_tab(first: OpenedTrajectory, second: OpenedTrajectory, turn: int)
         for message in view.messages[-2:]:
             text.append_text(_message(message)).append("\n")
         yield text.append("── reply\n", theme.HEAD).append(neutral(view.reply), "bold")
-
-
-class KeysDialog(ModalScreen[None]):
-    """The keys."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss", "Close")]
-
-    def __init__(self, fields: Sequence[str]) -> None:
-        """``fields``: of conditions."""
-        super().__init__()
-        self._fields = fields
-
-    def compose(self) -> ComposeResult:
-        """One box of text."""
-        with VerticalScroll(classes="box help"):
-            yield Static(Text(f"{HELP}fields  {one_line(', '.join(self._fields), LONGEST)}"))
-
-
-class ViewsDialog(ModalScreen[int | None]):
-    """A choice of the ready views."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,v", "dismiss", "Close")]
-
-    def compose(self) -> ComposeResult:
-        """A list."""
-        yield RowList(
-            *(Option(Text.assemble(f"{view.title:24}", (view.meaning, theme.DIM))) for view in READY_VIEWS),
-            classes="box",
-        )
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Choose a view."""
-        self.dismiss(event.option_index)
-
-
-class CompareDialog(ModalScreen[None]):
-    """Two siblings from their first difference."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,d,q", "dismiss", "Close"),
-        Binding("j,down", "turn(1)", "Turn"),
-        Binding("k,up", "turn(-1)", "Turn"),
-        Binding("l,right", "sibling(1)", "Other sibling"),
-        Binding("h,left", "sibling(-1)", "Other sibling"),
-    ]
-
-    def __init__(self, first: OpenedTrajectory, sibling: Callable[[int], OpenedTrajectory]) -> None:
-        """``sibling``: the one that many rows after the first."""
-        super().__init__()
-        self._first, self._second, self._sibling, self._by, self._turn = first, first, sibling, 0, 0
-
-    def compose(self) -> ComposeResult:
-        """A line about the difference, then two columns."""
-        with Vertical(classes="box wide"):
-            yield Static(id="difference")
-            with Horizontal():
-                for name in ("left", "right"):
-                    with VerticalScroll():
-                        yield Static(id=name)
-
-    def on_mount(self) -> None:
-        """Compare with the next sibling."""
-        self.action_sibling(1)
-
-    def action_sibling(self, by: int) -> None:
-        """Compare with another sibling, from the first difference."""
-        try:
-            self._second = self._sibling(self._by + by)
-        except CondenseError as error:
-            self.notify(fault(error), severity="error", markup=False)
-            return
-        self._by += by
-        different = first_difference(self._first.scored.trajectory, self._second.scored.trajectory)
-        self._turn = different.turn if different is not None else 0
-        where = "equal" if different is None else f"first difference: the {different.where} of turn {different.turn}"
-        names = " and ".join(one_line(opened.record.id, 60) for opened in (self._first, self._second))
-        self.query_one("#difference", Static).update(Text(f"{names}: {where}   (h l sibling, j k turn, Esc)", "bold"))
-        self.action_turn(0)
-
-    def action_turn(self, by: int) -> None:
-        """Compare another turn."""
-        last = max(len(self._first.turns), len(self._second.turns)) - 1
-        self._turn = max(0, min(self._turn + by, last))
-        for name, side in zip(("left", "right"), comparison_tab(self._first, self._second, self._turn), strict=True):
-            self.query_one(f"#{name}", Static).update(side)
