@@ -19,9 +19,8 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner import devices
 from condensegrpo.samplers.transformers import TransformersSampler
+from condensegrpo.samplers.vllm.driver import Command, EngineDriver, in_new_thread
 from condensegrpo.samplers.vllm.engine import VllmEngine, check_sharing
-from condensegrpo.samplers.vllm.sampler import EngineDriver, in_new_thread
-from condensegrpo.samplers.vllm.tensor_parallel import Command, Lockstep
 
 REPLY = Generation(token_ids=(7,), logprobs=(-0.5,), finish=FinishReason.LENGTH)
 
@@ -149,7 +148,7 @@ def test_an_engine_is_used_where_it_was_created_on_the_device_of_its_rank(gpu: G
     gpu.set_stream("the learner's")
     engine, driver = driver_of(StubEngine)
     use(driver)
-    assert {"add 0", "step", "sleep without weights", "wake weights", "load", "close"} <= set(engine.calls)
+    assert {"add 0/0", "step", "sleep without weights", "wake weights", "load", "close"} <= set(engine.calls)
     assert (engine.device, engine.elsewhere) == (3, [])
     assert (gpu.current_stream(), gpu.pending) == ("the learner's", False)
 
@@ -178,7 +177,15 @@ def test_weights_that_an_update_replaces_are_dropped_and_wake_before_the_cache()
     queue.load([], 1)
     ask(queue)
     queue.close()
-    assert engine.calls == ["sleep without weights", "wake weights", "load", "wake kv_cache", "add 0", "step", "close"]
+    assert engine.calls == [
+        "sleep without weights",
+        "wake weights",
+        "load",
+        "wake kv_cache",
+        "add 0/0",
+        "step",
+        "close",
+    ]
 
 
 def test_a_request_without_an_update_wakes_weights_that_were_kept() -> None:
@@ -188,7 +195,7 @@ def test_a_request_without_an_update_wakes_weights_that_were_kept() -> None:
     ask(queue)
     queue.load([], 1)
     queue.close()
-    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "add 0", "step", "load", "close"]
+    assert engine.calls == ["sleep", "wake weights", "wake kv_cache", "add 0/0", "step", "load", "close"]
 
 
 def test_no_reply_comes_from_weights_that_were_dropped() -> None:
@@ -227,9 +234,7 @@ class Ranks:
         engines, threads = zip(*map(in_new_thread, create), strict=True)
         shared = []
         for index, (stub, thread) in enumerate(zip(engines, threads, strict=True)):
-            engine = cast(VllmEngine, stub)
-            rounds = Lockstep(engine, partial(self.exchange, index), index, thread)
-            shared.append(EngineDriver(engine, thread, rounds))
+            shared.append(EngineDriver(cast(VllmEngine, stub), thread, partial(self.exchange, index), index))
         return list(engines), shared
 
 

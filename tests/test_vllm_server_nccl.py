@@ -32,7 +32,7 @@ PART_BYTES = 1 << 10  # of a test
 LEAVE, INVITE, START, TAKE, FINISH = TRANSFER
 
 
-class Recorded:
+class Recorded(WeightBroadcast):
     """Keeps what is sent."""
 
     def __init__(self) -> None:
@@ -180,6 +180,18 @@ def test_a_restarted_server_gets_the_next_weights_in_a_new_group() -> None:
         assert steps(first)[-5:] == [LEAVE, INVITE, START, TAKE, FINISH]
         assert second.label == "run:2"
         assert made.ready == [True, True]
+
+
+def test_a_restart_that_no_request_noticed_leaves_a_server_out_of_the_old_group() -> None:
+    """Its new processes were never in it: the broadcast would have waited for them."""
+    first, second = StandIn(SHAPE, nccl=True), StandIn(SHAPE, nccl=True)
+    with group(first, second) as made:
+        made.publish(1)
+        second.label = "default"
+        made.publish(2)
+        assert [meeting["world_size"] for meeting in made.meetings] == [3, 2]
+        assert (first.label, second.label) == ("run:2", "default")
+        assert made.ready == [True, False]
 
 
 def test_without_one_server_the_others_get_weights_and_without_any_it_is_an_error() -> None:

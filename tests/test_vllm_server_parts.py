@@ -13,8 +13,9 @@ from tiny import qwen3
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
+from condensegrpo.samplers.vllm.request import sampling_parameters
 from condensegrpo.samplers.vllm.settings import ServedModel, ServerSettings
-from condensegrpo.samplers.vllm_server.client import reply_of, request_body
+from condensegrpo.samplers.vllm_server.client import reply_of
 from condensegrpo.samplers.vllm_server.process import (
     ServerProcess,
     check_free,
@@ -147,9 +148,8 @@ def test_the_first_error_is_quoted_from_a_long_log(tmp_path: Path) -> None:
 
 
 def test_a_request_asks_for_ids_and_only_its_own_stops_end_it() -> None:
-    body = request_body((3, 4), SamplingParams(max_tokens=9, temperature=0.7, seed=2**62, stop_ids=(2,)))
-    assert body["token_ids"] == [3, 4]
-    assert body["sampling_params"] == {
+    asked = sampling_parameters(SamplingParams(max_tokens=9, temperature=0.7, seed=2**62, stop_ids=(2,)))
+    assert asked == {
         "max_tokens": 9,
         "temperature": 0.7,
         "seed": 2**62,
@@ -158,9 +158,7 @@ def test_a_request_asks_for_ids_and_only_its_own_stops_end_it() -> None:
         "stop_token_ids": [2],
         "detokenize": False,
     }
-    assert request_body((3,), SamplingParams(max_tokens=1, stop_strings=("</tool>",)))["sampling_params"]["stop"] == [
-        "</tool>"
-    ]
+    assert sampling_parameters(SamplingParams(max_tokens=1, stop_strings=("</tool>",)))["stop"] == ["</tool>"]
 
 
 CHOICE = {

@@ -33,10 +33,10 @@ from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.vllm.settings import TEMPORARY, RequestSettings, ServedModel, ServerSettings
-from condensegrpo.samplers.vllm.weights import write_adapters
+from condensegrpo.samplers.vllm.weights import free_bytes, write_adapters
 from condensegrpo.samplers.vllm_server.pool import STARTED_WITH, ReplicaPool, WeightsLabel
 from condensegrpo.samplers.vllm_server.process import ServerProcess
-from condensegrpo.samplers.vllm_server.publish import FolderPublisher, free_bytes, write_weights
+from condensegrpo.samplers.vllm_server.publish import FolderPublisher, write_weights
 from condensegrpo.samplers.vllm_server.sampler import VllmServerSampler
 from condensegrpo.samplers.vllm_server.server import engines_of, shape_of
 

@@ -15,6 +15,7 @@ from vllm_as_on_a_gpu import ENVIRONMENT
 
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.samplers.vllm.engine import PLAN
 
 pytestmark = needs_vllm
 
@@ -45,7 +46,9 @@ def facts(folder: Path, *launcher: str, ranks: int, threads: int = 1) -> list[di
         capture_output=True,
         text=True,
         timeout=400,
-        env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
+        # without the choice of an engine that another test opened in this process
+        env={name: value for name, value in os.environ.items() if name != PLAN}
+        | {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

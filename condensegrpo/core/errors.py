@@ -116,14 +116,6 @@ class SamplerError(RolloutError):
         )
 
     @classmethod
-    def empty_request(cls, *, tokens: int, max_tokens: int, temperature: float) -> Self:
-        """The error for a request without a prompt or a reply, or with a negative temperature."""
-        return cls(
-            f"sampling a reply: found a prompt of {tokens} tokens, max_tokens={max_tokens} and "
-            f"temperature={temperature}; wanted at least one token of each and a temperature of at least 0."
-        )
-
-    @classmethod
     def not_numbers(cls, sampled: str) -> Self:
         """The error for logits that are infinite or not numbers."""
         return cls(

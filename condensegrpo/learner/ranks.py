@@ -9,10 +9,12 @@ Importing this file imports no DeepSpeed.
 
 import atexit
 import os
+import socket
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
@@ -150,3 +152,19 @@ def barrier() -> None:
 def any_rank(flag: bool) -> bool:
     """Whether the flag is true on any rank."""
     return any(gather(flag))
+
+
+def machine() -> str:
+    """What all processes of a machine have in common; a container is a machine of its own.
+
+    It is the boot of the kernel and the file system of the shared memory: containers may have one host name, on one
+    machine or on several, and do not see the files that each other writes there.
+    """
+    boot, memory = Path("/proc/sys/kernel/random/boot_id"), Path("/dev/shm")
+    kernel = boot.read_text(encoding="ascii").strip() if boot.exists() else socket.gethostname()
+    return f"{kernel} {memory.stat().st_dev if memory.exists() else 0}"
+
+
+def machines() -> list[str]:
+    """The machines of all ranks, in rank order. Every rank must call it."""
+    return gather(machine())

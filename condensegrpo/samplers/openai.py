@@ -21,13 +21,13 @@ from annotated_types import Ge
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.episodes.encoding import LARGE
 from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.http_client import HttpClient, Json, retried
+from condensegrpo.samplers.vllm.request import FINISH, read_logprob
 from condensegrpo.samplers.vllm.settings import RequestSettings
-from condensegrpo.samplers.vllm_server.client import FINISH, read_logprob
 
 REQUESTS = RequestSettings(retries=6)
 PAUSE_SECONDS = 0.5  # before the first retry of a request; doubled before each further one
@@ -42,8 +42,8 @@ WHOLE = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}  # 
 
 
 @dataclass(eq=False)
-class _ServedModel:
-    """A model and its endpoint, for both samplers."""
+class _ServedModel(Sampler):
+    """A model and its endpoint, for both samplers. A connection lasts as long as its request."""
 
     url: str  # of the API, such as http://localhost:8000/v1
     model: str  # its name at the endpoint
@@ -52,7 +52,6 @@ class _ServedModel:
     concurrency: Annotated[int, Ge(1)] = 64  # open requests at one time
     requests: RequestSettings = REQUESTS  # time limit and retries of a request
     fields: Mapping[str, Any] | None = None  # of every request's body, beside or in place of others; null removes one
-    version: int = field(default=0, init=False)
     _limit: str = field(default="max_tokens", init=False)  # the name of the field
 
     def __post_init__(self) -> None:
@@ -82,13 +81,6 @@ class _ServedModel:
         """A call that opens the same sampler in another process."""
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         return partial(type(self), **options)
-
-    def update(self, named_tensors: NamedTensors, version: int) -> None:
-        """Refuse: see ``check_training``."""
-        self.check_training()
-
-    def close(self) -> None:
-        """There is nothing to free: a connection lasts as long as its request."""
 
     async def _choice(self, route: str, body: Json, *, max_tokens: int, temperature: float) -> Json:
         """The first choice of an answer; SamplerError if there is none after all attempts.

@@ -23,7 +23,7 @@ from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES, empty_cache, on_this_device, synchronize, use_new_stream
 from condensegrpo.learner.model_folder import auto_class, tokenizer_of, trained_steps
 from condensegrpo.learner.settings import DtypeName
-from condensegrpo.samplers.update_check import UpdateCheck
+from condensegrpo.samplers.checks import UpdateCheck, check_request
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor
 
@@ -191,17 +191,8 @@ class TransformersSampler(Sampler):
             self._decoder.clear()
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        length, room = len(prompt_ids), self._positions
-        if not length or params.max_tokens < 1 or params.temperature < 0:
-            raise SamplerError.empty_request(
-                tokens=length, max_tokens=params.max_tokens, temperature=params.temperature
-            )
-        if room is not None and length + params.max_tokens > room:
-            raise SamplerError(
-                f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
-                f"{length + params.max_tokens}, and {self._model_path} has {room} positions. Lower "
-                f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or use a longer model."
-            )
+        limit = f"{self._model_path} has {self._positions} positions"
+        check_request(prompt_ids, params, room=self._positions, limit=limit, longer="use a longer model")
 
     def _step(
         self, decoder: "ContinuousBatch", requests: Sequence[QueuedRequest[_Prompt, Generation]]

@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import random
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +29,10 @@ from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.core.wording import plural
 from condensegrpo.learner.devices import use_new_stream
-from condensegrpo.learner.ranks import gather, leave
+from condensegrpo.learner.ranks import leave, machines
 from condensegrpo.learner.settings import TIMEOUT_MINUTES, LoraSettings
-from condensegrpo.samplers.vllm.request import mismatch, picture_prompts
-from condensegrpo.samplers.vllm.settings import NO_COMPILER, EngineSettings
+from condensegrpo.samplers.vllm.request import FINISH, mismatch, picture_prompts, sampling_parameters
+from condensegrpo.samplers.vllm.settings import NO_COMPILER, EngineSettings, engine_arguments
 from condensegrpo.samplers.vllm.weights import (
     ExpectedWeights,
     NativeAdapters,
@@ -48,7 +47,6 @@ GIB = 1 << 30
 MAX_RUNNING = 256  # requests in one step on a CPU
 SleepingPart = Literal["weights", "kv_cache"]  # of what sleeps, by vLLM's names
 PARTS: tuple[SleepingPart, ...] = ("weights", "kv_cache")
-FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 SETTINGS = {  # environment variables, unless the user set them
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -66,14 +64,15 @@ PHASES = {  # parts of vLLM's messages in the order of a start, and what begins 
     "KV cache size": "warming up and capturing CUDA graphs",
     "Graph capturing finished": "the last warm-ups",
 }
-COMPILER = (  # variables of torch's compiler that vLLM sets for the whole process
-    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+COMPILER = (  # variables of torch's compiler that vLLM or its start sets for the whole process
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", NO_COMPILER),
     *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"),
 )
 READ_PROMPT = {  # vLLM's parameters for the log-probabilities of the given tokens alone
     "max_tokens": 1,
     "temperature": 0.0,
     "prompt_logprobs": 0,
+    "ignore_eos": True,
     "detokenize": False,
 }
 _NOISE = (  # deprecations in torch that vLLM triggers on import and on its first model
@@ -112,10 +111,12 @@ class VllmEngine:
         self._expected = ExpectedWeights(model_path)
         self._pictures = picture_prompts(model_path, media)
         self._rendered: dict[str, Sequence[int]] = {}  # prompts with pictures under way, by name
-        with _undisturbed(), rare_collections(), _without_compiler(settings):
+        with _undisturbed(), rare_collections():
+            if not torch.cuda.is_available() and settings.enforce_eager is not False:
+                os.environ.setdefault(NO_COMPILER, "1")  # for the functions that vLLM compiles as they are imported
             _join_alone()
             if settings.tensor_parallel_size > 1:
-                check_sharing(gather(socket.gethostname()), settings.tensor_parallel_size)
+                check_sharing(machines(), settings.tensor_parallel_size)
             _remove_shared_memory(settings.tensor_parallel_size)
             progress("importing vLLM")
             import vllm
@@ -141,7 +142,7 @@ class VllmEngine:
                         max_model_len=max_model_len,
                         enable_sleep_mode=can_sleep,
                         limit_mm_per_prompt=self._expected.unused_media,
-                        **(self.adapters.options if self.adapters else {}),
+                        **(self.adapters.arguments if self.adapters else {}),
                     )
             except Exception as error:  # the boundary to vLLM: a model it has no code for, too little memory, …
                 raise SamplerError(
@@ -171,9 +172,8 @@ class VllmEngine:
             prompt,
             self._vllm.SamplingParams(
                 flat_logprobs=True,
-                ignore_eos=True,  # only the request's own stops end it
                 output_kind=self._final,
-                **(READ_PROMPT if params is None else _sampling(params)),
+                **(READ_PROMPT if params is None else sampling_parameters(params)),
             ),
             lora_request=self.adapters and self.adapters.request,
         )
@@ -207,7 +207,7 @@ class VllmEngine:
             return _generation(output.prompt_token_ids[1:], output.prompt_logprobs.logprobs, FinishReason.STOP)
         reply = output.outputs[0]
         return _generation(
-            reply.token_ids, reply.logprobs.logprobs, FINISHES.get(reply.finish_reason, FinishReason.ABORT)
+            reply.token_ids, reply.logprobs.logprobs, FINISH.get(reply.finish_reason, FinishReason.ABORT)
         )
 
     def load(self, named_tensors: NamedTensors) -> None:
@@ -269,41 +269,16 @@ class VllmEngine:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _sampling(params: SamplingParams) -> dict[str, object]:
-    """vLLM's parameters for a reply."""
-    stops = list(params.stop_strings)
-    return {
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "seed": params.seed,
-        "stop_token_ids": list(params.stop_ids),
-        "stop": stops or None,
-        "include_stop_str_in_output": True,  # the token that completes a stop string is kept whole
-        "skip_special_tokens": False,  # a stop string may contain one
-        "detokenize": bool(stops),
-        "logprobs": 0,  # of the sampled token alone
-    }
-
-
 def _create(settings: EngineSettings, **options: object) -> Any:  # noqa: ANN401  vLLM's classes are untyped
     import vllm
 
     on_gpu = torch.cuda.is_available()
-    kv_cache_gib = settings.kv_cache_gib or (None if on_gpu else 1.0)
     running = min(MAX_RUNNING, settings.max_num_batched_tokens or MAX_RUNNING)
     arguments = vllm.EngineArgs(
         **options,
-        kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        enforce_eager=not on_gpu if settings.enforce_eager is None else settings.enforce_eager,
-        logprobs_mode="processed_logprobs",  # of the distribution sampled from: temperature applied
-        generation_config="vllm",  # the folder's defaults would change the distribution
-        enable_prefix_caching=True,
-        # on a CPU a seeded request whose prompt is split over two steps crashes the engine
-        enable_chunked_prefill=None if on_gpu else False,
+        **engine_arguments(settings, gpu=on_gpu),
         max_num_seqs=settings.max_num_seqs or (None if on_gpu else running),
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        tensor_parallel_size=settings.tensor_parallel_size,
         # ranks are workers already: each has an engine, or a share of one, on its own device
         distributed_executor_backend="external_launcher" if distributed.get_world_size() > 1 else None,
         additional_config={  # the plan of an earlier start would be taken for that of other settings
@@ -406,19 +381,6 @@ def _undisturbed() -> Iterator[None]:
             for name, value in variables.items():
                 os.environ.pop(name, None)
                 os.environ.update({} if value is None else {name: value})
-
-
-@contextmanager
-def _without_compiler(settings: EngineSettings) -> Iterator[None]:
-    """Compile no function of vLLM where a model on a CPU is not compiled. It imports them in this block."""
-    if torch.cuda.is_available() or settings.enforce_eager is False or NO_COMPILER in os.environ:
-        yield
-        return
-    os.environ[NO_COMPILER] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[NO_COMPILER]
 
 
 @contextmanager

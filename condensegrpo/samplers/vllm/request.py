@@ -1,4 +1,4 @@
-"""Requests to vLLM, in this process or over HTTP: their limits, prompts with pictures, and how to install vLLM.
+"""Requests to vLLM, in this process or over HTTP: limits, parameters, prompts with pictures; how to install vLLM.
 
 A prompt with pictures has one placeholder for each, which vLLM expands by its own processor. vLLM keeps a processed
 picture by the picture's hash, so that a later turn does not process it again, and a server is sent it once. The
@@ -9,7 +9,8 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from condensegrpo.core.errors import SamplerError
-from condensegrpo.core.trajectory import SamplingParams
+from condensegrpo.core.trajectory import FinishReason, SamplingParams
+from condensegrpo.samplers import checks
 from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.image_files import open_picture, png_data_url
 from condensegrpo.vision.processor import PictureProcessor, load_picture_processor
@@ -20,6 +21,8 @@ INSTALL = (
     "sampler.name=transformers"
 )
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0  # vLLM silently raises lower ones above 0, and refuses higher ones
+NO_NUMBER = -9999.0  # nats, what vLLM writes for NaN and for less
+FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: int | None) -> None:
@@ -28,26 +31,56 @@ def check_request(prompt_ids: Sequence[int], params: SamplingParams, *, room: in
     Args:
         room: tokens of a prompt and its reply (``max_model_len``); None: not known.
     """
-    length, temperature = len(prompt_ids), params.temperature
-    if not length or params.max_tokens < 1 or not temperature >= 0:
-        raise SamplerError.empty_request(tokens=length, max_tokens=params.max_tokens, temperature=temperature)
+    temperature = params.temperature
     if 0 < temperature < MIN_TEMPERATURE or temperature > MAX_TEMPERATURE:
         raise SamplerError(
             f"sampling a reply: found temperature={temperature}, and vLLM supports 0 or {MIN_TEMPERATURE} to "
             f"{MAX_TEMPERATURE}. Set rollout.temperature to one of these, or sampler.name=transformers."
         )
-    if room is not None and length + params.max_tokens > room:
-        raise SamplerError(
-            f"sampling a reply: a prompt of {length} tokens and max_tokens={params.max_tokens} make "
-            f"{length + params.max_tokens}, and vLLM was set up for max_model_len={room}. Lower "
-            f"rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or raise "
-            f"sampler.options.max_model_len (of servers that run already: their --max-model-len)."
-        )
+    checks.check_request(
+        prompt_ids,
+        params,
+        room=room,
+        limit=f"vLLM was set up for max_model_len={room}",
+        longer="raise sampler.options.max_model_len (of servers that run already: their --max-model-len)",
+    )
+
+
+def sampling_parameters(params: SamplingParams) -> dict[str, object]:
+    """vLLM's parameters for a reply.
+
+    Only the request's stop ids end a reply (``ignore_eos``: the model folder's end token may differ), and only the
+    log-probability of the sampled token is returned (``logprobs`` 0: no further candidates).
+    """
+    parameters: dict[str, object] = {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "logprobs": 0,
+        "ignore_eos": True,
+        "stop_token_ids": list(params.stop_ids),
+        "detokenize": bool(params.stop_strings),
+    }
+    if params.stop_strings:
+        parameters |= {
+            "stop": list(params.stop_strings),
+            "include_stop_str_in_output": True,  # the token that completes a stop string is kept whole
+            "skip_special_tokens": False,  # a stop string may contain one
+            "spaces_between_special_tokens": False,
+        }
+    return parameters
 
 
 def refused(prompt_ids: Sequence[int], error: Exception) -> SamplerError:
     """The error of a request that vLLM does not take."""
     return SamplerError(f"handing vLLM a prompt of {len(prompt_ids)} tokens: {type(error).__name__}: {error}")
+
+
+def read_logprob(value: float) -> float:
+    """A log-probability of vLLM, in nats; rounding may have left +1e-8."""
+    if not value > NO_NUMBER:
+        raise SamplerError.not_numbers("a reply")
+    return min(0.0, value)
 
 
 OPENED = 64  # pictures that are kept in RGB, of a few MB each
@@ -68,12 +101,13 @@ class PicturePrompts:
             "multi_modal_uuids": {"image": list(media)},
         }
 
-    def content_parts(self, media: Sequence[str], *, known: Collection[str]) -> list[dict[str, str | None]]:
-        """The pictures of a request to a server: those that it knows by their hashes alone, the others as PNG files."""
-        return [
+    def request(self, ids: Sequence[int], media: Sequence[str], *, known: Collection[str]) -> dict[str, object]:
+        """The same for a server: pictures that it knows by their hashes alone, the others as PNG files."""
+        parts = [
             {"type": "image_url", "uuid": sha256, "url": None if sha256 in known else png_data_url(self._open(sha256))}
             for sha256 in media
         ]
+        return {"token_ids": self.unexpanded(ids, media), "return_token_ids": True, "content_parts": parts}
 
     def unexpanded(self, ids: Sequence[int], media: Sequence[str]) -> list[int]:
         """The prompt with one placeholder for each picture.

@@ -99,3 +99,23 @@ class ServedModel:
     dtype: str
     max_model_len: int | None  # tokens of prompt and output together; None: as many as the model has positions
     lora: LoraSettings | None = None  # of adapters that it may compute beside the base
+
+
+def engine_arguments(settings: EngineSettings | ServerSettings, *, gpu: bool) -> dict[str, object]:
+    """vLLM's arguments for an engine in this process and for that of a server.
+
+    Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's
+    generation defaults, which would change it, are ignored.
+    """
+    kv_cache_gib = settings.kv_cache_gib or (None if gpu else 1.0)
+    return {
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "enable_prefix_caching": True,
+        # on a CPU a seeded request whose prompt is split over two steps crashes the engine of vLLM 0.32
+        "enable_chunked_prefill": None if gpu else False,
+        "enforce_eager": not gpu if settings.enforce_eager is None else settings.enforce_eager,
+        "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * (1 << 30)),
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+    }

@@ -8,18 +8,21 @@ Adapters reach vLLM as a PEFT folder. vLLM and transformers are imported lazily:
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.learner.model_folder import auto_class
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import adapted_layers
-from condensegrpo.samplers.update_check import UpdateCheck
+from condensegrpo.samplers.checks import UpdateCheck
 from condensegrpo.samplers.vllm.settings import ADAPTERS
 from condensegrpo.vision.processor import family_of
 
@@ -52,8 +55,12 @@ def native_rank(lora: LoraSettings | None, *, dtype: str, unsupported: Callable[
     )
 
 
-def targets_of(lora: LoraSettings) -> list[str] | None:
-    """The layers that vLLM prepares for adapters; None: all of them."""
+def adapter_arguments(lora: LoraSettings, rank: int) -> dict[str, object]:
+    """vLLM's arguments for an engine that computes adapters of at most this rank; layers None: all of them."""
+    return {"enable_lora": True, "max_lora_rank": rank, "lora_target_modules": _layers(lora)}
+
+
+def _layers(lora: LoraSettings) -> list[str] | None:
     return None if lora.targets == ALL_LINEAR else list(lora.targets)
 
 
@@ -67,28 +74,44 @@ def adapter_check(model: "PreTrainedModel", lora: LoraSettings) -> UpdateCheck:
     return UpdateCheck(shapes=shapes, groups=tuple(frozenset((name,)) for name in shapes))
 
 
+def free_bytes(folder: Path) -> int:
+    """Free bytes where a folder lies or will lie."""
+    existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path())
+    return shutil.disk_usage(existing).free
+
+
+@contextmanager
+def new_folder(folder: Path, written: str, cure: str) -> Iterator[None]:
+    """Create a folder, and remove it if the block, which writes into it, fails."""
+    try:
+        folder.mkdir(parents=True)
+        yield
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, OSError | SafetensorError):
+            raise
+        raise SamplerError(
+            f"writing {written} into {folder}: {type(error).__name__}: {error}; {free_bytes(folder) / 1e9:.2f} GB are "
+            f"free. {cure}"
+        ) from error
+
+
 def write_adapters(folder: Path, named_tensors: "Iterable[tuple[str, Tensor]]", lora: LoraSettings) -> None:
     """Write adapters as a new PEFT folder that vLLM loads."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
     config = {
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": targets_of(lora) or ALL_LINEAR,
+        "target_modules": _layers(lora) or ALL_LINEAR,
     }
-    try:
-        folder.mkdir(parents=True)
+    cure = (
+        "For vLLM in this process set TMPDIR, for servers sampler.options.server.weights, to a folder that can be "
+        "written and has space."
+    )
+    with new_folder(folder, "adapters for vLLM", cure):
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise SamplerError(
-            f"writing adapters for vLLM into {folder}: {type(error).__name__}: {error}. For vLLM in this process set "
-            f"TMPDIR, for servers sampler.options.server.weights, to a folder that can be written and has space."
-        ) from error
 
 
 def unsupported_by(architectures: Iterable[str]) -> str:
@@ -107,8 +130,8 @@ class NativeAdapters:
 
     def __init__(self, lora: LoraSettings, rank: int) -> None:
         self.lora = lora
-        self._folder: str | None = None
-        self.options = {"enable_lora": True, "max_lora_rank": rank, "lora_target_modules": targets_of(lora)}
+        self._files = ExitStack()  # removes the folder
+        self.arguments = adapter_arguments(lora, rank)
         self.request: Any = None  # vLLM's LoRARequest; None: no adapters were sent yet, and they start at B = 0
 
     def load(self, engine: Any, named_tensors: "Iterable[tuple[str, Tensor]]") -> None:  # noqa: ANN401  untyped
@@ -118,21 +141,16 @@ class NativeAdapters:
         """
         from vllm.lora.request import LoRARequest
 
-        folder = tempfile.mkdtemp(prefix="condensegrpo-adapters-")
-        try:
-            path = Path(folder) / "adapter"
+        with ExitStack() as files:
+            path = Path(files.enter_context(TemporaryDirectory(prefix="condensegrpo-adapters-")), "adapter")
             write_adapters(path, named_tensors, self.lora)
             engine.add_lora(LoRARequest(ADAPTERS, 1, str(path), load_inplace=True))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self.close()
-        self._folder, self.request = folder, LoRARequest(ADAPTERS, 1, str(path))
+            self.close()
+            self._files, self.request = files.pop_all(), LoRARequest(ADAPTERS, 1, str(path))
 
     def close(self) -> None:
         """Remove the folder."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._files.close()
 
 
 class ExpectedWeights:

@@ -4,21 +4,19 @@ Every call has a time limit. For its errors see ``samplers/http_client.py``.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
-from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
+from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.http_client import Body, HttpClient, Json, reason
-from condensegrpo.samplers.vllm.request import PicturePrompts, mismatch
+from condensegrpo.samplers.vllm.request import FINISH, PicturePrompts, mismatch, read_logprob, sampling_parameters
 from condensegrpo.samplers.vllm.settings import ADAPTERS
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 ENGINE_HEADER = "X-data-parallel-rank"  # vLLM's: the engine that computes a request
 SHORT_SECONDS = 30.0  # time limit of calls that need no computation
-NO_NUMBER = -9999.0  # nats, what vLLM writes for NaN and for less
-FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
 class Description(NamedTuple):
@@ -81,11 +79,10 @@ class ServerClient(HttpClient):
 
     async def load_adapters(self, folder: str, seconds: float) -> None:
         """Load the adapters of a PEFT folder in place of the former ones; ``renew`` is to follow."""
-        body = {"lora_name": ADAPTERS, "lora_path": folder, "load_inplace": True}
-        status, text = await self.exchange("POST", "/v1/load_lora_adapter", body, seconds)
-        await self._check_accepted("the adapters", status, text)
+        route, body = "/v1/load_lora_adapter", {"lora_name": ADAPTERS, "lora_path": folder, "load_inplace": True}
+        status, text = await self._order("the adapters", route, body, seconds)
         if status != 200:  # with 200 it answers in words
-            self.read("/v1/load_lora_adapter", status, text)
+            self.read(route, status, text)
 
     async def renew(self, label: str) -> None:
         """Drop what the old weights computed, keys, values and features of pictures, and set the label of the new ones.
@@ -106,83 +103,49 @@ class ServerClient(HttpClient):
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
     ) -> Reply:
-        """Sample one reply, with the adapters or without, in the trajectory's engine of a data-parallel server."""
-        body = request_body(prompt_ids, params) | ({"model": ADAPTERS} if adapters else {})
+        """Sample one reply, with the adapters or without, in the trajectory's engine of a data-parallel server.
+
+        The server is sent the pictures of the prompt that it does not know.
+        """
+        body: Json = {"token_ids": list(prompt_ids), "sampling_params": sampling_parameters(params)}
+        body |= {"model": ADAPTERS} if adapters else {}
         engine = crc32(params.trajectory.encode()) % self._engines
         headers = {} if self._engines == 1 else {ENGINE_HEADER: str(engine)}
-
-        async def answer(further: Json) -> Json:
-            return await self.call("POST", "/inference/v1/generate", body | further, seconds, headers)
-
-        if not params.media:
-            return reply_of(await answer({}))
-        if self._pictures is None:
+        pictures, media = self._pictures, params.media
+        if media and pictures is None:
             raise SamplerError("sampling a reply to a prompt with pictures: the model is not shown any")
-        return reply_of(await self._shown(self._pictures, prompt_ids, params.media, answer))
 
-    async def _shown(
-        self,
-        pictures: PicturePrompts,
-        ids: Sequence[int],
-        media: Sequence[str],
-        answer: Callable[[Json], Awaitable[Json]],
-    ) -> Json:
-        """The answer to a prompt with pictures. The server is sent those that it does not know."""
-        prompt: Json = {"token_ids": pictures.unexpanded(ids, media), "return_token_ids": True}
-
-        async def sent(known: Collection[str]) -> Json:
-            parts = await asyncio.to_thread(pictures.content_parts, media, known=known)
-            return await answer(prompt | {"content_parts": parts})
+        async def answer(known: Collection[str]) -> Json:
+            shown: Json = {}
+            if media and pictures is not None:
+                shown = await asyncio.to_thread(pictures.request, prompt_ids, media, known=known)
+            return await self.call("POST", "/inference/v1/generate", body | shown, seconds, headers)
 
         known = self._sent.intersection(media)
         try:
-            answered = await sent(known)
+            answered = await answer(known)
         except ServerUnreachable:  # perhaps of a picture that it lost: the retry sends all
             self._sent.difference_update(media)
             raise
         except SamplerError:  # such as of a picture that the server has dropped
             if not known:
                 raise
-            answered = await sent(())
+            answered = await answer(())
         self._sent.update(media)
-        if fault := mismatch(ids, answered.get("prompt_token_ids") or ()):
+        if media and (fault := mismatch(prompt_ids, answered.get("prompt_token_ids") or ())):
             raise fault
-        return answered
+        return reply_of(answered)
 
     async def _rpc(self, method: str, *arguments: str, seconds: float) -> Json:
         body = {"method": method, "args": arguments, "timeout": seconds}
-        status, text = await self.exchange("POST", "/collective_rpc", body, seconds)
-        await self._check_accepted(method, status, text)
-        return self.read("/collective_rpc", status, text)
+        return self.read("/collective_rpc", *await self._order(method, "/collective_rpc", body, seconds))
 
-    async def _check_accepted(self, what: str, status: int, text: str) -> None:
-        if status >= 500 and await self.healthy():  # the server runs: its workers refused
+    async def _order(self, what: str, route: str, body: Body, seconds: float) -> tuple[int, str]:
+        """Status and text of an answer; SamplerError where the server runs, and its workers refused."""
+        status, text = await self.exchange("POST", route, body, seconds)
+        if status >= 500 and await self.healthy():
             raise SamplerError(f"asking {self.url} for {what}: {reason(text)}")
-
-
-def request_body(prompt_ids: Sequence[int], params: SamplingParams) -> Json:
-    """A request of vLLM's token-in, token-out route.
-
-    Only the request's stop ids end a reply (``ignore_eos``: the model folder's end token may differ), and only the
-    log-probability of the sampled token is returned (``logprobs`` 0: no further candidates).
-    """
-    sampling: Json = {
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "seed": params.seed,
-        "logprobs": 0,
-        "ignore_eos": True,
-        "stop_token_ids": list(params.stop_ids),
-        "detokenize": bool(params.stop_strings),
-    }
-    if params.stop_strings:
-        sampling |= {
-            "stop": list(params.stop_strings),
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-        }
-    return {"token_ids": list(prompt_ids), "sampling_params": sampling}
+        return status, text
 
 
 def reply_of(body: Json) -> Reply:
@@ -201,10 +164,3 @@ def reply_of(body: Json) -> Reply:
             f"/inference/v1/generate"
         ) from error
     return Reply(generation=generation, labels=labels)
-
-
-def read_logprob(value: float) -> float:
-    """A log-probability of vLLM, in nats; rounding may have left +1e-8."""
-    if not value > NO_NUMBER:
-        raise SamplerError.not_numbers("a reply")
-    return min(0.0, value)

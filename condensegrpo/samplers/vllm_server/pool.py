@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from itertools import compress
 from typing import NamedTuple
 from zlib import crc32
 
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
-from condensegrpo.learner.settings import LoraSettings
 from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
 from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
@@ -40,49 +39,27 @@ class WeightsLabel(NamedTuple):
         return held.partition(":")[0] != self.label.partition(":")[0]
 
 
-class ReplicaState(Enum):
-    """The states of a server.
-
-    DOWN ──answers, has the weights──▶ READY ──fails──▶ DOWN
-    DOWN ──answers, no folder to load from──▶ AWAITS_WEIGHTS ──weights received──▶ READY
-                                              AWAITS_WEIGHTS ──fails──▶ DOWN
-    """
-
-    DOWN = auto()  # it has not joined yet, or it failed; a task may wait for its answer
-    AWAITS_WEIGHTS = auto()  # it runs with old weights, and only the learner has the current ones
-    READY = auto()  # it runs with the current weights
-
-
 @dataclass(eq=False)
 class Replica:
-    """A server that is ready, or joins in one task that all its callers await.
+    """A server: down, running with other weights than the current ones, or ready.
 
-    No process is started again here. A server that was started again elsewhere holds other weights than the current
-    ones: it gets those before it is ready, and every reply has the label of the weights it was sampled with.
+    It **joins** in one task that all its callers await: it answers, is checked, and gets the current weights unless it
+    holds them. Every update reaches it so, and so it returns after it was lost. No process is started again here.
     """
 
     pool: "ReplicaPool"
     client: ServerClient
     process: ServerProcess | None  # that the sampler started; None: it runs elsewhere
-    state: ReplicaState = field(default=ReplicaState.DOWN, init=False)
+    ready: bool = field(default=False, init=False)  # it has joined and holds the current weights
+    description: Description | None = field(default=None, init=False)  # None: it is down, or has not joined yet
     joins: int = field(default=0, init=False)  # how often it answered and was checked; its processes may differ
     under_way: int = field(default=0, init=False)  # requests
-    description: Description | None = field(default=None, init=False)  # of the server, known once it has joined
     _joining: "asyncio.Task[None] | None" = field(default=None, init=False)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it serves requests with the current weights."""
-        return self.state is ReplicaState.READY
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return self.client.url
-
-    def computes(self, lora: LoraSettings | None) -> bool:
-        """Whether the server was started for adapters of this rank."""
-        return lora is not None and self.description is not None and self.description.lora_rank >= lora.rank
 
     async def open(self) -> None:
         """Join for the first time. A server with the weights of an earlier run gets those of the first update."""
@@ -91,7 +68,7 @@ class Replica:
         try:
             await asyncio.shield(self.join())
         except SamplerError:
-            if self.state is not ReplicaState.AWAITS_WEIGHTS:
+            if self.description is None:
                 raise
 
     def join(self, failed: str = "") -> "asyncio.Task[None]":
@@ -105,14 +82,14 @@ class Replica:
                 _LOG.warning("the vLLM server %s %s: %s", self.url, failed, error)
 
         if self._joining is None or self._joining.done():
-            self.state = ReplicaState.DOWN
+            self.ready, self.description = False, None
             self._joining = asyncio.create_task(self._join())
             self._joining.add_done_callback(done)
         return self._joining
 
     def fail(self, reason: object) -> None:
         """Drop it after no reply or one from wrong weights, until it answers and has the current ones."""
-        if self.state is not ReplicaState.DOWN:
+        if self.description is not None:
             _LOG.warning("the vLLM server %s failed: %s; it is dropped until it answers", self.url, reason)
             self.join("is gone")
 
@@ -131,41 +108,26 @@ class Replica:
         finally:
             self.under_way -= 1
 
-    async def load(self, weights: WeightsLabel) -> None:
-        """Load new weights; marks it as failed where it cannot be reached, or lost the weights below the adapters."""
-        try:
-            if weights.adapters is not None and weights.needs_base(held := await self.client.weights_label()):
-                raise ServerUnreachable(f"updating {self.url}: it holds the weights {held}, those below are lost")
-            await self._load(weights, base=weights.adapters is None)
-        except ServerUnreachable as error:
-            self.fail(error)
-            raise
-
     async def receive(self, label: str) -> None:
         """Drop all results of the old weights after these arrived over NCCL; it is then ready."""
         await self.client.renew(label)
-        self.state = ReplicaState.READY
+        self.ready = True
 
-    async def answers(self) -> bool:
-        """Whether it has joined and runs now; marks it as failed where it does not."""
-        if self.state is ReplicaState.DOWN:
-            return False
-        healthy = await self.client.healthy()
-        if not healthy:
-            self.fail("it does not answer")
-        return healthy
-
-    async def check_health(self) -> None:
-        """Drop it if it does not answer or lacks the current weights; if it is down, wait for it again."""
-        if self.ready:
-            try:
-                label = await self.client.weights_label()
-            except SamplerError as error:
-                label = str(error)
-            if label != (current := self.pool.weights.label):
-                self.fail(f"it has the weights {label}, not {current}")
-        elif self.state is ReplicaState.DOWN:
+    async def lives(self) -> bool:
+        """Whether it has joined and runs, a ready one with the current weights; else it is dropped until it joins."""
+        if self.description is None:
             self.join()
+            return False
+        try:
+            if not await self.client.healthy():
+                raise ServerUnreachable("it does not answer")
+            label = await self.client.weights_label()
+            if self.ready and label != (current := self.pool.weights.label):
+                raise ServerUnreachable(f"it has the weights {label}, not {current}")
+        except SamplerError as error:
+            self.fail(error)
+            return False
+        return True
 
     async def close(self) -> None:
         """Close the connections, and end the server if the sampler started it."""
@@ -178,15 +140,15 @@ class Replica:
 
     async def _join(self) -> None:
         await self._until_healthy()
-        self.description = await self.client.describe()
-        self._check(self.description)
+        description = await self.client.describe()
+        self._check(description)
         self.joins += 1
         now, seconds = asyncio.get_running_loop().time, self.pool.start_seconds
         deadline = now() + seconds
         while (label := await self.client.weights_label()) != (weights := self.pool.weights).label:
             base = weights.needs_base(label)
             if base and weights.folder is None:
-                self.state = ReplicaState.AWAITS_WEIGHTS
+                self.description = description
                 raise SamplerError(
                     f"bringing up {self.url}: it does not hold the current weights ({weights.label}), and there is no "
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
@@ -205,15 +167,7 @@ class Replica:
                 )
             else:
                 await asyncio.sleep(POLL_SECONDS)
-        self.state = ReplicaState.READY
-
-    async def _load(self, weights: WeightsLabel, *, base: bool) -> None:
-        """Have the server load the weights and take their label last: replies until then are known to be of others."""
-        if base:
-            await self.client.load_weights(str(weights.folder), self.pool.start_seconds)
-        if weights.adapters is not None:
-            await self.client.load_adapters(weights.adapters, self.pool.start_seconds)
-        await self.client.renew(weights.label)
+        self.ready, self.description = True, description
 
     async def _until_healthy(self) -> None:
         seconds = self.pool.start_seconds
@@ -244,6 +198,14 @@ class Replica:
                 f"checking {self.url}: its log-probabilities are {served.logprobs_mode}, wanted processed_logprobs, "
                 f"those of the distribution sampled from. Start it with condensegrpo serve."
             )
+
+    async def _load(self, weights: WeightsLabel, *, base: bool) -> None:
+        """Have the server load the weights and take their label last: replies until then are known to be of others."""
+        if base:
+            await self.client.load_weights(str(weights.folder), self.pool.start_seconds)
+        if weights.adapters is not None:
+            await self.client.load_adapters(weights.adapters, self.pool.start_seconds)
+        await self.client.renew(weights.label)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -280,10 +242,10 @@ class ReplicaPool:
         """
         async with self._update:
             known = {replica.url: replica for replica in self.replicas}
-            added = [Replica(self, self.client(url, self.token), None) for url in urls if url not in known]
-            self.replicas = (*(replica for url, replica in known.items() if url in urls), *added)
+            added = {url: Replica(self, self.client(url, self.token), None) for url in urls if url not in known}
+            self.replicas = tuple((known | added)[url] for url in urls)
             self._home.clear()
-            for replica in added:
+            for replica in added.values():
                 _LOG.info("the vLLM server %s joins the run", replica.url)
                 replica.join("did not join the run")
             for replica in known.values():
@@ -298,7 +260,7 @@ class ReplicaPool:
             while True:
                 await asyncio.sleep(seconds)
                 async with self._update:
-                    await asyncio.gather(*(replica.check_health() for replica in self.replicas))
+                    await self.running()
 
         self._watch = asyncio.create_task(look())
 
@@ -316,13 +278,25 @@ class ReplicaPool:
 
         return await retried(attempt, retries=self.requests.retries, pause=PAUSE_SECONDS)
 
+    async def running(self) -> list[Replica]:
+        """The replicas that have joined and run now; the others join again."""
+        living = await asyncio.gather(*(replica.lives() for replica in self.replicas))
+        return list(compress(self.replicas, living))
+
     async def load(self, weights: WeightsLabel) -> None:
-        """Have the ready servers load new weights; the others load them when they answer again."""
+        """Have the running servers load new weights; if none does, wait for any. Others load them when they answer."""
         async with self._update:
+            await self.running()  # drops those that are lost
             before = self.weights
             self.hold(weights)
             try:
-                await self._load()
+                failures = await _all_joined(each for each in self.replicas if each.description is not None)
+                if refusals := [error for error in failures if not isinstance(error, ServerUnreachable)]:
+                    raise refusals[0]
+                if not any(replica.ready for replica in self.replicas):
+                    failures = await _all_joined(self.replicas)
+                    if len(failures) == len(self.replicas):
+                        raise failures[0]
             except BaseException:
                 self.weights = before
                 raise
@@ -338,19 +312,6 @@ class ReplicaPool:
             self._watch.cancel()
         replicas, self.replicas = self.replicas, ()
         await asyncio.gather(*(replica.close() for replica in replicas))
-
-    async def _load(self) -> None:
-        ready = [replica for replica in self.replicas if replica.ready]
-        results = await asyncio.gather(*(replica.load(self.weights) for replica in ready), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, ServerUnreachable):
-                raise result
-        joining = [replica.join() for replica in self.replicas if not replica.ready]
-        if len(joining) == len(self.replicas):
-            results = await asyncio.gather(*map(asyncio.shield, joining), return_exceptions=True)
-            failures = [result for result in results if isinstance(result, BaseException)]
-            if len(failures) == len(results):
-                raise failures[0]
 
     async def _pick(self, trajectory: str, attempt: int) -> Replica:
         """The trajectory's replica: at first, or if that is gone, the ready one with the fewest requests under way.
@@ -370,3 +331,10 @@ class ReplicaPool:
         if trajectory:
             self._home[trajectory] = home
         return home
+
+
+async def _all_joined(replicas: Iterable[Replica]) -> list[BaseException]:
+    """The errors of the replicas that join now and fail."""
+    joining = (asyncio.shield(replica.join("did not take the weights")) for replica in replicas)
+    results = await asyncio.gather(*joining, return_exceptions=True)
+    return [result for result in results if isinstance(result, BaseException)]

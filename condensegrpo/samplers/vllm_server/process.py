@@ -5,7 +5,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,16 +15,15 @@ import torch
 from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.process_guard import STOP_SECONDS
 from condensegrpo.learner.model_folder import max_positions
-from condensegrpo.learner.ranks import gather, rank
+from condensegrpo.learner.ranks import machines, rank
 from condensegrpo.samplers.vllm.request import INSTALL
-from condensegrpo.samplers.vllm.settings import NCCL, NO_COMPILER, ServedModel, ServerSettings
-from condensegrpo.samplers.vllm.weights import native_rank, targets_of
+from condensegrpo.samplers.vllm.settings import NCCL, NO_COMPILER, ServedModel, ServerSettings, engine_arguments
+from condensegrpo.samplers.vllm.weights import adapter_arguments, native_rank
 from condensegrpo.samplers.vllm_server.server import TOKEN_VARIABLE
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NAME = "policy"  # of the model in the server's API
 LOOPBACK = "127.0.0.1"
-GIB = 1 << 30
 SHORTEST_BATCH = 8192  # tokens that the engine takes in one step, at least
 ERROR = re.compile(r"\b\w+(Error|Exception): ")  # an exception with a message, as Python prints it
 LAST_LINES = 12  # of a log, in an error message
@@ -42,24 +41,40 @@ def check_vllm_installed() -> None:
 
 
 def server_command(model: ServedModel, settings: ServerSettings, *, host: str, port: int) -> list[str]:
-    """The command line of a server.
+    """The command line of a server. The token is not part of it: see ``environment``."""
+    gpu, code = torch.cuda.is_available(), "condensegrpo.samplers.vllm_server.server"
+    arguments: dict[str, object] = {
+        "model": model.path,
+        "served_model_name": NAME,
+        "dtype": model.dtype,
+        "max_model_len": model.max_model_len,
+        "host": host,
+        "port": port,
+        "middleware": f"{code}.RequireToken",
+        "worker_extension_cls": f"{code}.ServedWeights",
+        "enable_scale_out": True,
+        "disable_uvicorn_access_log": True,
+        **engine_arguments(settings, gpu=gpu),
+    }
+    if not gpu:
+        longest = model.max_model_len or max_positions(model.path) or 0
+        arguments["max_num_batched_tokens"] = max(longest, SHORTEST_BATCH)
+    lora_rank = native_rank(model.lora, dtype=model.dtype)
+    if settings.weights == NCCL:
+        arguments["weight_transfer_config"] = '{"backend": "nccl"}'
+    elif model.lora is not None and lora_rank is not None:
+        arguments |= adapter_arguments(model.lora, lora_rank)
+    return [sys.executable, "-m", code, *_flags(arguments), *settings.flags]
 
-    Log-probabilities are those of the distribution sampled from, temperature included, and the model folder's
-    generation defaults are ignored. The token is not part of it: see ``environment``.
-    """
-    return [
-        sys.executable,
-        "-m",
-        "condensegrpo.samplers.vllm_server.server",
-        *("--model", model.path, "--served-model-name", NAME, "--dtype", model.dtype),
-        *("--host", host, "--port", str(port)),
-        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *("--enable-scale-out", "--enable-prefix-caching", "--disable-uvicorn-access-log"),
-        *("--worker-extension-cls", "condensegrpo.samplers.vllm_server.server.ServedWeights"),
-        *("--middleware", "condensegrpo.samplers.vllm_server.server.RequireToken"),
-        *_sizes(model, settings),
-        *settings.flags,
-    ]
+
+def _flags(arguments: Mapping[str, object]) -> Iterator[str]:
+    """Flags: {"max_model_len": 8, "enforce_eager": False}  ─▶  --max-model-len 8 --no-enforce-eager."""
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif value is not None:
+            yield from (f"--{flag}", *map(str, value if isinstance(value, list) else [value]))
 
 
 def environment(token: str, settings: ServerSettings, *, device: str | None = None) -> dict[str, str]:
@@ -85,29 +100,6 @@ def environment(token: str, settings: ServerSettings, *, device: str | None = No
         name: value for name, value in os.environ.items() if name not in LAUNCHED and not name.startswith(ELASTIC)
     }
     return {**quiet, **inherited, **required}
-
-
-def _sizes(model: ServedModel, settings: ServerSettings) -> Iterator[str]:
-    if model.max_model_len is not None:
-        yield from ("--max-model-len", str(model.max_model_len))
-    gpu = torch.cuda.is_available()
-    if settings.enforce_eager if settings.enforce_eager is not None else not gpu:
-        yield "--enforce-eager"
-    if settings.kv_cache_gib is not None or not gpu:
-        yield from ("--kv-cache-memory-bytes", str(int((settings.kv_cache_gib or 1.0) * GIB)))
-    if gpu:
-        yield from ("--gpu-memory-utilization", str(settings.gpu_memory_utilization))
-        yield from ("--tensor-parallel-size", str(settings.tensor_parallel_size))
-    else:  # on a CPU a seeded request prefilled in two steps crashes the engine of vLLM 0.32
-        longest = model.max_model_len or max_positions(model.path) or 0
-        yield from ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, SHORTEST_BATCH)))
-    lora_rank = native_rank(model.lora, dtype=model.dtype)
-    if model.lora is not None and lora_rank is not None and settings.weights != NCCL:
-        yield from ("--enable-lora", "--max-lora-rank", str(lora_rank))
-        if targets := targets_of(model.lora):
-            yield from ("--lora-target-modules", *targets)
-    if settings.weights == NCCL:
-        yield from ("--weight-transfer-config", '{"backend": "nccl"}')
 
 
 def check_free(host: str, port: int) -> None:
@@ -248,14 +240,14 @@ def visible_devices(mask: str | None, count: int) -> tuple[str, ...]:
 
 def devices_of(settings: ServerSettings, replicas: int) -> tuple[str | None, ...]:
     """The devices of this rank's servers: those that are set, or free ones. Every rank must call it."""
-    machines = gather(socket.gethostname())
+    all_ranks = machines()
     if settings.devices:
         return settings.devices
-    machine = machines[rank()]
+    here = all_ranks[rank()]
     return server_devices(
         visible_devices(os.environ.get(DEVICES_VARIABLE), torch.cuda.device_count()),
-        ranks=machines.count(machine),
-        rank=machines[: rank()].count(machine),
+        ranks=all_ranks.count(here),
+        rank=all_ranks[: rank()].count(here),
         replicas=replicas,
         each=settings.tensor_parallel_size,
     )

@@ -18,11 +18,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -32,19 +31,13 @@ from condensegrpo.core.threads import DaemonThread
 from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.learner.settings import LoraSettings
-from condensegrpo.samplers.vllm.weights import write_adapters
+from condensegrpo.samplers.vllm.weights import free_bytes, new_folder, write_adapters
 from condensegrpo.samplers.vllm_server.pool import Replica, ReplicaPool, WeightsLabel
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
 
 T = TypeVar("T")
 Tensors = Iterator[tuple[str, Tensor]]
 SHARD_BYTES = 2 << 30  # of one file: the memory needed besides the learner's own
-
-
-def free_bytes(folder: Path) -> int:
-    """Free bytes where a folder lies or will lie."""
-    existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path())
-    return shutil.disk_usage(existing).free
 
 
 def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_bytes) -> None:
@@ -61,20 +54,10 @@ def check_room(folder: Path, needed: int, free: Callable[[Path], int] = free_byt
 
 def write_weights(folder: Path, named_tensors: Tensors, dtype: torch.dtype) -> None:
     """Write weights into a new folder, file by file; the folder is removed if anything fails."""
-    try:
-        folder.mkdir(parents=True)
+    cure = "Set sampler.options.server.weights to a folder with enough space that the servers can read."
+    with new_folder(folder, "weights for the servers", cure):
         for number, shard in enumerate(shards(named_tensors, dtype, device="cpu", most=SHARD_BYTES)):
             save_file(shard, folder / f"weights-{number:05d}.safetensors", metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        free = shutil.disk_usage(folder.parent).free / 1e9 if folder.parent.is_dir() else 0.0
-        raise SamplerError(
-            f"writing weights for the servers into {folder}: {type(error).__name__}: {error}; {free:.2f} GB are free. "
-            f"Set sampler.options.server.weights to a folder with enough space that the servers can read."
-        ) from error
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def shards(
@@ -184,38 +167,25 @@ PART_BYTES = 256 << 20  # sent at once; the learner's GPU holds a part that is s
 SENT_POLL_SECONDS = 0.001  # between two checks of a GPU's progress
 
 
-class WeightBroadcast(Protocol):
-    """The learner's end of an NCCL group."""
-
-    def broadcast(self, tensor: Tensor, src: int) -> None:
-        """Start to send a tensor to all other ranks."""
-
-    def sent(self) -> bool:
-        """Whether all tensors were sent."""
-
-    def destroy(self) -> None:
-        """Leave the group."""
-
-
-Join = Callable[[Mapping[str, object]], WeightBroadcast]  # of a master's address and port and the ranks; as rank 0
-
-
-def join_nccl(meeting: Mapping[str, object]) -> WeightBroadcast:
-    """Join on the current GPU, as rank 0, in a thread of its own: vLLM gives the thread another stream.
-
-    It waits five minutes for the others to connect, and for ever for them in ``ncclCommInitRank``.
-    """
-    from vllm.distributed.weight_transfer.nccl_common import trainer_init
-
-    return _OnSeparateStream(trainer_init(dict(meeting)), torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch's
-
-
-@dataclass(frozen=True)
-class _OnSeparateStream:
-    """vLLM's communicator on a stream of its own: what the learner computes and gathers meanwhile does not wait."""
+@dataclass(eq=False)
+class WeightBroadcast:
+    """The learner's end of an NCCL group, on a stream of its own: what the learner computes meanwhile does not wait."""
 
     communicator: Any  # vLLM's PyNcclCommunicator, untyped
     stream: torch.cuda.Stream
+
+    @classmethod
+    def join(cls, meeting: Mapping[str, object]) -> "WeightBroadcast":
+        """Join on the current GPU, as rank 0, in a thread of its own: vLLM gives the thread another stream.
+
+        It waits five minutes for the others to connect, and for ever for them in ``ncclCommInitRank``.
+
+        Args:
+            meeting: a master's address and port, and the number of ranks.
+        """
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        return cls(trainer_init(dict(meeting)), torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch's
 
     def broadcast(self, tensor: Tensor, src: int) -> None:
         """Start to send a tensor to all other ranks, after the work of the caller's stream, which packed it."""
@@ -248,7 +218,7 @@ class NcclPublisher:
     seconds: float  # time limit of each call
     dtype: torch.dtype
     sends: bool = True  # False: another rank sends to the same servers
-    join: Join = join_nccl
+    join: Callable[[Mapping[str, object]], WeightBroadcast] = WeightBroadcast.join
     part_bytes: int = PART_BYTES  # sent at once; a larger tensor is sent alone
     _wire: WeightBroadcast | None = field(default=None, init=False)
     _members: Sequence[tuple[Replica, int]] = field(default=(), init=False)  # of the group, and how often each joined
@@ -272,7 +242,7 @@ class NcclPublisher:
             wire.destroy()
 
     def _publish(self, pool: ReplicaPool, named_tensors: Tensors, label: str) -> None:
-        running = self.loop.run(_running(pool.replicas))
+        running = self.loop.run(pool.running())
         if not running:
             raise SamplerError(f"sending the weights {label} over NCCL: none of {len(pool.replicas)} servers answers")
         members = [(replica, replica.joins) for replica in running]
@@ -369,12 +339,6 @@ class NcclPublisher:
 
 async def _gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return await asyncio.gather(*calls)
-
-
-async def _running(replicas: Sequence[Replica]) -> list[Replica]:
-    """The replicas that have joined and answer now."""
-    answers = await asyncio.gather(*(replica.answers() for replica in replicas))
-    return [replica for replica, answers_now in zip(replicas, answers, strict=True) if answers_now]
 
 
 def _workers(replica: Replica) -> int:

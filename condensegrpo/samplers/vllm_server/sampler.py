@@ -11,7 +11,6 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.model_folder import trained_steps
-from condensegrpo.learner.ranks import from_first, gather, rank
+from condensegrpo.learner.ranks import from_first, machines, rank
 from condensegrpo.learner.settings import DtypeName, LoraSettings
 from condensegrpo.samplers.vllm.request import check_request, picture_prompts
 from condensegrpo.samplers.vllm.settings import NCCL, TEMPORARY, RequestSettings, ServedModel, ServerSettings
@@ -213,7 +212,9 @@ class VllmServerSampler(Sampler):
         def unsupported() -> str:
             if server.weights == NCCL:
                 return "server.weights=nccl sends whole weights"
-            small = [replica.url for replica in self._pool.replicas if not replica.computes(lora)]
+            needed = 0 if lora is None else lora.rank
+            served = ((replica.url, replica.description) for replica in self._pool.replicas)
+            small = [url for url, description in served if description is None or description.lora_rank < needed]
             return f"{', '.join(small)} was started without --enable-lora for this rank" if small else ""
 
         return lora if native_rank(lora, dtype=dtype, unsupported=unsupported) is not None else None
@@ -223,8 +224,8 @@ class VllmServerSampler(Sampler):
         loads = not self._shared or rank() == 0
         if server.weights == NCCL:
             return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind, sends=loads)
-        machines = gather(socket.gethostname())
-        writer = 0 if self._shared else machines.index(machines[rank()])
+        all_ranks = machines()
+        writer = 0 if self._shared else all_ranks.index(all_ranks[rank()])
         weights = self._home if server.weights == TEMPORARY else Path(server.weights)
         publisher = FolderPublisher(
             loop=self._loop,

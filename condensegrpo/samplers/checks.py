@@ -1,15 +1,40 @@
-"""Checks the names and shapes of the weights that a sampler is given."""
+"""Checks what a sampler is given: the limits of a request, the names and shapes of new weights."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Self
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.protocols.sampler import NamedTensors
+from condensegrpo.core.trajectory import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+def check_request(
+    prompt_ids: Sequence[int], params: SamplingParams, *, room: int | None, limit: str, longer: str
+) -> None:
+    """Check that a request has a prompt and a reply, which fit together.
+
+    Args:
+        room: most tokens of a prompt with its reply; None: not known.
+        limit: what says so.
+        longer: how there is more room.
+    """
+    tokens, most = len(prompt_ids), params.max_tokens
+    if not tokens or most < 1 or not params.temperature >= 0:
+        raise SamplerError(
+            f"sampling a reply: found a prompt of {tokens} tokens, max_tokens={most} and "
+            f"temperature={params.temperature}; wanted at least one token of each and a temperature of at least 0."
+        )
+    if room is not None and tokens + most > room:
+        raise SamplerError(
+            f"sampling a reply: a prompt of {tokens} tokens and max_tokens={most} make {tokens + most}, and {limit}. "
+            f"Lower rollout.limits.max_context_tokens or rollout.limits.max_output_tokens, or {longer}."
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,7 +47,7 @@ class UpdateCheck:
     fault: str = ""  # the first
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
+    def of(cls, model: "nn.Module") -> Self:
         """The check of one update of a model in transformers."""
         names: dict[int, set[str]] = {}
         for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -32,7 +57,7 @@ class UpdateCheck:
             groups=tuple(frozenset(group) for group in names.values()),
         )
 
-    def takes(self, name: str, tensor: Tensor) -> bool:
+    def takes(self, name: str, tensor: "Tensor") -> bool:
         """Whether a tensor can be loaded."""
         if name not in self.shapes:
             self.fault = self.fault or (
@@ -49,11 +74,11 @@ class UpdateCheck:
         self.taken.add(name)
         return True
 
-    def nbytes(self, dtype: torch.dtype) -> int:
+    def nbytes(self, dtype: "torch.dtype") -> int:
         """Bytes of all weights in a type, tied ones once."""
         return sum(math.prod(self.shapes[min(group)]) for group in self.groups) * dtype.itemsize
 
-    def passed(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+    def passed(self, named_tensors: NamedTensors) -> "Iterator[tuple[str, Tensor]]":
         """Yield the tensors that match, and raise after the last one unless all of them did; see ``complete``."""
         yield from ((name, tensor) for name, tensor in named_tensors if self.takes(name, tensor))
         self.complete()
