@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 import aiohttp
@@ -56,14 +56,15 @@ class ProcessConnection:
         self._waiting[number] = answer
         try:
             await self._send({"id": number, "method": method, "params": parameters})
-            return await answer
+            return _result_of(await answer)
         except asyncio.CancelledError:
             with contextlib.suppress(EnvironmentLost):
                 await self.notify("notifications/cancelled", {"requestId": number})
             raise
         finally:
             del self._waiting[number]
-            give_up(answer)
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # that came too late: unread, Python would report it at the exit
 
     async def notify(self, method: str, parameters: Json) -> None:
         """Send a message that has no answer."""
@@ -97,24 +98,25 @@ class ProcessConnection:
                     continue
                 if reply := _reply_to(message):
                     await self._send(reply)
-                elif isinstance(message.get("id"), int) and (waiting := self._waiting.get(message["id"])):
-                    _answer(waiting, message)
+                elif isinstance(message.get("id"), int) and message["id"] in self._waiting:
+                    self._answer({message["id"]}, message)
         await self._ended()
 
     def _refuse(self, line: bytes) -> None:
         """Refuse the request that a line which was too long answers; every one that waits if it does not say."""
         numbers = {int(number) for number in _ID.findall(line[:200]) + _ID.findall(line[-200:])}
-        for number in numbers & self._waiting.keys() or self._waiting.keys():
-            if not self._waiting[number].done():
-                self._waiting[number].set_exception(Refused(TOO_LONG))
+        self._answer(numbers & self._waiting.keys() or self._waiting.keys(), Refused(TOO_LONG))
 
     async def _ended(self) -> None:
         """Tell everyone who waits why there will be no answer."""
         how = await self._process.described_end()
         self.lost = self.lost or f"the MCP server {self._name} {how}"
-        for waiting in self._waiting.values():
+        self._answer(self._waiting.keys(), EnvironmentLost(self.lost))
+
+    def _answer(self, numbers: Collection[int], answer: Json | Exception) -> None:
+        for waiting in (self._waiting[number] for number in numbers):
             if not waiting.done():
-                waiting.set_exception(EnvironmentLost(self.lost))
+                waiting.set_exception(answer) if isinstance(answer, Exception) else waiting.set_result(answer)
 
 
 class HttpConnection:
@@ -135,7 +137,6 @@ class HttpConnection:
     async def request(self, method: str, parameters: Json) -> Json:
         """The result of a request, see ``ProcessConnection``."""
         number = next(_NUMBERS)
-        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         async with self._posted({"id": number, "method": method, "params": parameters}) as response:
             if "Mcp-Session-Id" in response.headers:
                 self._headers["Mcp-Session-Id"] = response.headers["Mcp-Session-Id"]
@@ -143,8 +144,7 @@ class HttpConnection:
                 if reply := _reply_to(message):
                     await self._post(reply)
                 elif message.get("id") == number:
-                    _answer(answer, message)
-                    return await answer
+                    return _result_of(message)
         raise Refused("its answer holds no result")
 
     async def notify(self, method: str, parameters: Json) -> None:
@@ -246,12 +246,6 @@ def _message(text: bytes) -> dict[str, Any]:
     return message
 
 
-def give_up(answer: asyncio.Future[Json]) -> None:
-    """Await an answer no longer. An error that came too late counts as read, else Python reports it at the exit."""
-    if not answer.cancel() and not answer.cancelled():
-        answer.exception()
-
-
 def _reply_to(message: Json) -> Json | None:
     """The reply to a request of the server; None: it is none. It may ask whether we live, and for nothing else."""
     if "method" not in message or "id" not in message:
@@ -261,13 +255,11 @@ def _reply_to(message: Json) -> Json | None:
     return {"id": message["id"], "error": {"code": -32601, "message": "this client does not support it"}}
 
 
-def _answer(waiting: "asyncio.Future[Json]", message: Json) -> None:
-    if waiting.done():
-        return
+def _result_of(message: Json) -> Json:
+    """The result in the answer to a request."""
     error, result = message.get("error"), message.get("result")
     if isinstance(error, dict):
-        waiting.set_exception(Refused(redacted(str(error.get("message", error)))))
-    elif isinstance(result, dict):
-        waiting.set_result(result)
-    else:
-        waiting.set_exception(Refused(f"its result is {result!r:.80}, wanted an object"))
+        raise Refused(redacted(str(error.get("message", error))))
+    if not isinstance(result, dict):
+        raise Refused(f"its result is {result!r:.80}, wanted an object")
+    return result

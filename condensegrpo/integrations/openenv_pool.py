@@ -18,7 +18,6 @@ import random
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from socket import create_server
@@ -31,7 +30,7 @@ from condensegrpo.core import process_guard
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.credentials import redacted
 from condensegrpo.core.errors import EnvironmentLost
-from condensegrpo.integrations.mcp_client import MAX_BYTES, TOO_LONG, Json, Refused, give_up, messages_of
+from condensegrpo.integrations.mcp_client import MAX_BYTES, TOO_LONG, Json, Refused, messages_of
 from condensegrpo.integrations.servers import END_SECONDS, SHOWN, ChildProcess, ServerAddress
 
 T = TypeVar("T")
@@ -200,22 +199,26 @@ class Connection:
         self.rewards = list[float]()  # of its steps, those that had one
         self.done = False  # whether the environment ended the episode
         self._name, self._socket = name, socket
-        self._lost: EnvironmentLost | None = None  # why it can be used no longer
-        self._waiting = deque[asyncio.Future[Json]]()  # for answers, in order
+        self._turn = asyncio.Lock()  # of the request that is answered next
+        self._answers = asyncio.Queue[Json | Refused | EnvironmentLost]()  # the last is why there are no more
         self._reader = asyncio.create_task(self._listen())  # always there: it also answers the server's pings
 
     async def request(self, kind: str, data: Json) -> Json:
         """The observation that follows from a ``reset`` or ``step``."""
-        if self._lost is not None:
-            raise type(self._lost)(str(self._lost))
-        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
-        try:
+        answer = await asyncio.shield(asyncio.create_task(self._answered(kind, data)))  # else the next one gets it
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _answered(self, kind: str, data: Json) -> Json | Exception:
+        async with self._turn:
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):  # the reader has the reason
                 await self._socket.send_str(json.dumps({"type": kind, "data": data}, default=str))
-            return await answer
-        finally:
-            give_up(answer)  # where it was not awaited to its end
+            answer = await self._answers.get()
+            if isinstance(answer, EnvironmentLost):
+                self._answers.put_nowait(answer)
+                return type(answer)(str(answer))
+            return answer
 
     async def close(self) -> None:
         """End the session; the server ends its environment before it confirms."""
@@ -234,18 +237,14 @@ class Connection:
                 if isinstance(message.data, aiohttp.WebSocketError):
                     fault = TOO_LONG if message.data.code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG else str(message.data)
                     raise EnvironmentLost(f"the OpenEnv server {self._name}: {fault}")
-                self._take(message.data)
+                self._answers.put_nowait(self._read(message.data))
         except EnvironmentLost as error:
             lost = error
         finally:
-            self._lost = lost
-            for answer in self._waiting:
-                if not answer.done():
-                    answer.set_exception(type(lost)(str(lost)))
+            self._answers.put_nowait(lost)
 
-    def _take(self, text: object) -> None:
-        """Take the answer to the request that waits longest; its caller may have given up."""
-        outcome: Json | Refused
+    def _read(self, text: object) -> Json | Refused:
+        """The answer to a request, which may have been given up: what it pays counts all the same."""
         try:
             message = json.loads(text if isinstance(text, str) else "null")
             data = message["data"]
@@ -255,18 +254,15 @@ class Connection:
                 fault, code = redacted(f"{data['message']}{details}")[:SHOWN], data.get("code")
                 if code in ENDS:
                     raise (ServerFull if code == FULL else EnvironmentLost)(f"the OpenEnv server {self._name}: {fault}")
-                outcome = (InvalidAction if code == INVALID else Refused)(fault)
-            else:
-                outcome, reward, done = dict(data["observation"]), data["reward"], bool(data["done"])
-                if reward is not None and not self.done:
-                    self.rewards.append(float(reward))
-                self.done = self.done or done
-            answer = self._waiting.popleft()
+                return (InvalidAction if code == INVALID else Refused)(fault)
+            observation, reward, done = dict(data["observation"]), data["reward"], bool(data["done"])
+            if reward is not None and not self.done:
+                self.rewards.append(float(reward))
+            self.done = self.done or done
+            return observation
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             shown = redacted(text)[:SHOWN] if isinstance(text, str) else "binary data"
             raise EnvironmentLost(f"the OpenEnv server {self._name} sent {shown}, {EXPECTED}") from error
-        if not answer.done():
-            answer.set_exception(outcome) if isinstance(outcome, Refused) else answer.set_result(outcome)
 
 
 @dataclass(frozen=True, slots=True)
