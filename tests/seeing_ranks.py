@@ -14,7 +14,6 @@ from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import close_deepspeed, measure_logprobs, open_deepspeed, optimizer_step
-from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.settings import OptimizerSettings
 from condensegrpo.learner.vision_tower import BatchPictures
 from condensegrpo.learner.weights import gathered_weights
@@ -46,9 +45,7 @@ def train(
     engine.module.pictures = BatchPictures(seen.processor, policy)
     norms, logps = [], []
     for rows in steps:
-        batches: list[PackedBatch] = pack_rows(
-            engine.module.named(rows), max_tokens=seen.longest, share=True, ranks_a_row=together
-        )
+        batches: list[PackedBatch] = engine.module.pack(rows, max_tokens=seen.longest)
         logps += measure_logprobs(engine, batches)
         norms.append(optimizer_step(engine, batches, OBJECTIVE)["grad_norm"])
     weights = {name: tensor.clone() for name, tensor in gathered_weights(engine)}

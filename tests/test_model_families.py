@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from two_ranks import OPTIMISER, loss, micro_batches
 
+from condensegrpo.algorithms.segments import reply_row
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
@@ -95,6 +96,9 @@ def test_a_model_without_sdpa_is_loaded_with_attention_auto_and_keeps_rows_apart
     module = TrainedLogprobs(policy)
     module.check()
     assert not module.computes_trees
+    uneven = [reply_row((1,), (2,) * length, weight=1.0) for length in (30, 2, 2, 2, 2, 2)]
+    batches = module.pack(uneven, max_tokens=40)
+    assert [tuple(module.place(batch).token_ids.shape) for batch in batches] == [(1, 31), (5, 3)]
     with pytest.raises(ConfigError, match=r"found sdpa, and \w+ has no such attention\. Set model\.attention=auto"):
         attention_of(policy.config, "sdpa")
 

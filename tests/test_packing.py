@@ -25,6 +25,7 @@ from condensegrpo.algorithms.packing import (
     lay_out,
     micro_batches,
     pack,
+    pack_padded,
 )
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment, TrainedTurn
@@ -70,6 +71,16 @@ def test_every_row_is_in_exactly_one_micro_batch_within_the_budget(lengths: list
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     assert all(0 < sum(lengths[index] for index in batch) <= budget for batch in batches)
     assert len(batches) <= len(first_fit(lengths, budget))  # none more for being even
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(1, 20), max_size=30), st.integers(20, 60))
+def test_rows_that_are_padded_to_the_longest_are_within_the_budget_with_their_padding(
+    lengths: list[int], budget: int
+) -> None:
+    batches = pack_padded(lengths, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    assert all(len(batch) * max(lengths[index] for index in batch) <= budget for batch in batches)
 
 
 def test_micro_batches_are_near_equal() -> None:

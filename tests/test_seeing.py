@@ -84,27 +84,31 @@ def test_rows_in_every_layout_equal_a_padded_batch(seen: World) -> None:
     wanted = expected(seen, policy, rows)
     module = seen.learner(policy)
     assert module.computes_trees
-    tree = lay_out([tuple(module.named(rows))])
+    tree = lay_out([tuple(module.pictures.named(rows))])
     assert tree.token_ids.numel() < sum(len(row.token_ids) for row in rows)
     assert_same(module, [tree], wanted)
-    batches = micro_batches(blocks(module.named(rows), max_tokens=seen.longest, share=True), max_tokens=seen.longest)
+    batches = micro_batches(
+        blocks(module.pictures.named(rows), max_tokens=seen.longest, share=True), max_tokens=seen.longest
+    )
     assert len(batches) > 1
     assert_same(module, batches, wanted)
     module.without_trees = "as such a model"
-    assert_same(module, [lay_out([(row,) for row in module.named(rows)])], wanted)
+    assert_same(module, [lay_out([(row,) for row in module.pictures.named(rows)])], wanted)
 
 
 def test_a_frozen_tower_and_layers_that_are_computed_again_give_the_same_gradients(some: World) -> None:
     policy, rows = some.policy(frozen=True), some.rows()
     wanted = expected(some, policy, rows)
     module = some.learner(policy)
-    batches = micro_batches(blocks(module.named(rows), max_tokens=some.longest, share=False), max_tokens=some.longest)
+    batches = micro_batches(
+        blocks(module.pictures.named(rows), max_tokens=some.longest, share=False), max_tokens=some.longest
+    )
     assert_same(module, batches, wanted)
     for _, tensor in tower(policy):
         tensor.requires_grad_(True)
     wanted = expected(some, policy, rows)
     checkpoint_layers(policy)
-    assert_same(some.learner(policy), [lay_out([tuple(module.named(rows))])], wanted)
+    assert_same(some.learner(policy), [lay_out([tuple(module.pictures.named(rows))])], wanted)
 
 
 def stepped(seen: World, *, frozen: bool = False) -> Found:
@@ -170,7 +174,7 @@ def test_adapters_stand_in_the_tower_only_if_it_trains(homes: Path, family: str,
     expected = 2 * len(adapted_layers(some.policy(), "all-linear", vision))
     assert len(adapted) == expected
     module = some.learner(policy)
-    batch = lay_out([tuple(module.named(some.rows()))])
+    batch = lay_out([tuple(module.pictures.named(some.rows()))])
     computed(module, batch, 1.0).sum().backward()
     assert {name for name, tensor in policy.named_parameters() if tensor.grad is not None} <= {*adapted}
     torch.testing.assert_close(  # B is 0 at first

@@ -122,9 +122,14 @@ def balanced_owners(sizes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ..
         loads[least] += sizes[rank][block]
 
 
-def micro_batches(blocks: Sequence[Block], *, max_tokens: int) -> list[PackedBatch]:
-    """The blocks as micro-batches of at most so many tokens, as few as fit and near equal."""
-    packed = pack([block_tokens(block) for block in blocks], max_tokens)
+def micro_batches(blocks: Sequence[Block], *, max_tokens: int, padded: bool = False) -> list[PackedBatch]:
+    """The blocks as micro-batches of at most so many tokens, as few as fit and near equal.
+
+    Args:
+        padded: the model pads the rows of a micro-batch to the longest, and the padding counts.
+    """
+    lengths = [block_tokens(block) for block in blocks]
+    packed = pack_padded(lengths, max_tokens) if padded else pack(lengths, max_tokens)
     return [lay_out([blocks[index] for index in batch]) for batch in packed]
 
 
@@ -132,8 +137,8 @@ def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]
     """Micro-batches of row indices: each row in exactly one, none over the budget, no row split.
 
     As many as first-fit decreasing needs, at most 11/9 of the best possible number plus one. With that number rows of
-    like length are put together if they can be, which a model pads least; and the largest micro-batch is as small as
-    this way of packing allows, which keeps peak memory low. Deterministic; equal lengths go by index.
+    like length are put together if they can be; and the largest micro-batch is as small as this way of packing allows,
+    which keeps peak memory low. Deterministic; equal lengths go by index.
 
     Example: lengths [3, 9, 5, 2] under a budget of 10 give ((1,), (0, 2, 3)).
     """
@@ -142,6 +147,19 @@ def pack(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]
     fewest = first_fit(lengths, max_tokens)
     alike = next_fit(lengths, max_tokens)
     bins = _evened(lengths, alike, next_fit) if len(alike) == len(fewest) else _evened(lengths, fewest, first_fit)
+    return tuple(tuple(sorted(batch)) for batch in bins)
+
+
+def pack_padded(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """As ``pack`` for rows that are padded: a micro-batch holds the longest of its rows times their number.
+
+    Example: lengths [9, 2, 2, 2, 2, 2] under a budget of 10 give ((0,), (1, 2, 3, 4, 5)).
+    """
+    bins: list[list[int]] = []
+    for row in _longest_first(lengths):
+        if not bins or lengths[bins[-1][0]] * (len(bins[-1]) + 1) > max_tokens:
+            bins.append([])
+        bins[-1].append(row)
     return tuple(tuple(sorted(batch)) for batch in bins)
 
 

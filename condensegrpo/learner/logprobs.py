@@ -20,7 +20,7 @@ from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.attention_kernels import Heads, Kernels, kernels_on
 from condensegrpo.learner.head import ChunkedHead
-from condensegrpo.learner.micro_batches import DeviceBatch, Layout, pad_rows, upload_batch
+from condensegrpo.learner.micro_batches import DeviceBatch, Layout, pack_rows, pad_rows, upload_batch
 from condensegrpo.learner.sequence_parallel import Across, RankGroup, rank_group
 from condensegrpo.learner.settings import TREE_KERNELS
 from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern, use_tree_attention
@@ -99,6 +99,11 @@ class TrainedLogprobs(nn.Module):
         """Whether rows that share a prefix may be packed as a tree."""
         return self.without_trees is None
 
+    @property
+    def pads_rows(self) -> bool:
+        """Whether the rows of a micro-batch are padded to the longest, since attention does not tell them apart."""
+        return not self.computes_trees and not self.in_line
+
     def kernels(self, device: torch.device) -> Kernels:
         """The attention kernels for prefix trees on a device."""
         config = self.policy.config.get_text_config()
@@ -127,9 +132,16 @@ class TrainedLogprobs(nn.Module):
             )
         self.group = rank_group(ranks)
 
-    def named(self, rows: Sequence[Segment]) -> Sequence[Segment]:
-        """Rows as ``pack_rows`` takes them: with names for the tokens of pictures, see ``BatchPictures.named``."""
-        return rows if self.pictures is None else self.pictures.named(rows)
+    def pack(self, rows: Sequence[Segment], *, max_tokens: int) -> list[PackedBatch]:
+        """The micro-batches of rows, see ``pack_rows``; every rank must call it, with or without rows."""
+        named = rows if self.pictures is None else self.pictures.named(rows)
+        return pack_rows(
+            named,
+            max_tokens=max_tokens,
+            share=self.computes_trees,
+            padded=self.pads_rows,
+            ranks_a_row=self.ranks_a_row,
+        )
 
     def place(self, batch: PackedBatch, device: torch.device = CPU, *, blank: str | None = None) -> DeviceBatch:
         """A micro-batch of main memory as the decoder computes it, on the device of the weights; no row sees another.
@@ -150,10 +162,10 @@ class TrainedLogprobs(nn.Module):
         token_ids, position_ids, source = batch.token_ids, batch.position_ids, batch.source
         if self.pictures is not None:
             position_ids = self.pictures.positions(batch)
-        if not self.computes_trees:
-            if self.in_line:  # such attention tells rows apart by their positions, and skips other rows by itself
-                return Layout(token_ids, position_ids, source)
+        if self.pads_rows:
             return pad_rows(token_ids, position_ids, source)
+        if not self.computes_trees:  # attention tells rows apart by their positions, and skips other rows by itself
+            return Layout(token_ids, position_ids, source)
         if self.group is not None:
             token_ids, position_ids = (self.group.padded(ids, device) for ids in (token_ids, position_ids))
         pattern = self.kernels(device).pattern(position_ids.flatten(0, -2)[0].tolist())
@@ -213,8 +225,7 @@ class TrainedLogprobs(nn.Module):
         if self.without_trees is None:
             self.without_trees = self._unlike_rows(vocabulary, device, slack=min(0.05, 100 * eps))
         # Refused is only what no rounding explains: in bfloat16 a router may choose another expert in another batch.
-        plain = not self.in_line and not self.computes_trees
-        unlike = self._unlike_rows(vocabulary, device, slack=min(0.5, 1e4 * eps)) if plain else None
+        unlike = self._unlike_rows(vocabulary, device, slack=min(0.5, 1e4 * eps)) if self.pads_rows else None
         self.policy.set_attn_implementation(attention)
         slack = min(0.01, 100 * eps)  # a softcap of 30 moves logits of 3 by 0.3 %
         if not torch.allclose(logits, expected, rtol=slack, atol=slack * float(expected.abs().max())):

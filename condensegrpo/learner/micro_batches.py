@@ -28,14 +28,17 @@ from condensegrpo.learner.tree_attention import AttentionPattern, HostPattern
 from condensegrpo.learner.vision_tower import ShownPictures
 
 
-def pack_rows(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks_a_row: int = 1) -> list[PackedBatch]:
+def pack_rows(
+    rows: Sequence[Segment], *, max_tokens: int, share: bool, padded: bool = False, ranks_a_row: int = 1
+) -> list[PackedBatch]:
     """The micro-batches that this rank computes, out of the rows of all; every rank must call it, with or without rows.
 
-    A rank's own rows share their prefixes, since it sampled whole groups; only what moves to another rank is sent.
+    A rank's rows share their prefixes, since it sampled whole groups; blocks that move to another rank are sent to all.
 
     Args:
         max_tokens: the budget of a micro-batch.
         share: ``TrainedLogprobs.computes_trees``.
+        padded: ``TrainedLogprobs.pads_rows``.
         ranks_a_row: ``TrainedLogprobs.ranks_a_row``. So many consecutive ranks get the same micro-batches.
     """
     rank, group = ranks.rank(), ranks.rank() // ranks_a_row
@@ -48,7 +51,7 @@ def pack_rows(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks_a_
     kept = [block for owner, block in owned if owner == group and ranks_a_row == 1]
     sent = ranks.gather([(owner, block) for owner, block in owned if owner != group or ranks_a_row > 1])
     received = [block for of_rank in sent for owner, block in of_rank if owner == group]
-    return micro_batches([*kept, *received], max_tokens=max_tokens)
+    return micro_batches([*kept, *received], max_tokens=max_tokens, padded=padded)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -35,7 +35,6 @@ from condensegrpo.episodes.sampling import generated
 from condensegrpo.learner import checkpoint, ranks
 from condensegrpo.learner.atomic_folder import published_folder
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, optimizer_step
-from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.model_folder import end_ids, in_main_memory, load_tokenizer, processor_files, write_policy
 from condensegrpo.learner.new_model import new_model, save_new
 from condensegrpo.learner.weights import gathered_weights
@@ -255,7 +254,5 @@ def _micro_batches(turns: Sequence[DemonstratedTurn], learner: DeepSpeedEngine, 
     rows = [
         reply_row(tuple(turn.prompt_ids), tuple(turn.reply_ids), weight=weight, media=turn.media) for turn in of_rank
     ]
-    model = learner.module
-    return pack_rows(
-        model.named(rows), max_tokens=max_tokens, share=model.computes_trees, ranks_a_row=model.ranks_a_row
-    )
+    batches: list[PackedBatch] = learner.module.pack(rows, max_tokens=max_tokens)
+    return batches

@@ -38,7 +38,6 @@ from condensegrpo.core.trajectory import Segment
 from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, Reference, measure_logprobs, optimizer_step
-from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.weights import adapters, gathered_weights
 from condensegrpo.metrics.credit import Credited, credit_metrics
 from condensegrpo.metrics.trajectories import multi_turn, summarise
@@ -294,12 +293,7 @@ def update(
 
 def packed(learner: DeepSpeedEngine, rows: Sequence[Segment], *, max_tokens: int) -> list[PackedBatch]:
     """This rank's micro-batches of the rows of all ranks."""
-    batches = pack_rows(
-        learner.module.named(rows),
-        max_tokens=max_tokens,
-        share=learner.module.computes_trees,
-        ranks_a_row=learner.module.ranks_a_row,
-    )
+    batches: list[PackedBatch] = learner.module.pack(rows, max_tokens=max_tokens)
     vocabulary = learner.module.policy.config.get_text_config().vocab_size
     highest = max((int(batch.token_ids.max()) for batch in batches), default=0)
     if highest >= vocabulary:  # on a GPU it would end the process

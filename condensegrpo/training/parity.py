@@ -30,7 +30,6 @@ from condensegrpo.core.trajectory import Generation, SamplingParams, Segment
 from condensegrpo.core.wording import plural
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, measure_logprobs, optimizer_step
-from condensegrpo.learner.micro_batches import pack_rows
 from condensegrpo.learner.weights import all_gathered
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.initial_policy import base_policy
@@ -139,7 +138,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
             sampler.update(tensors, 0)
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
-        batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
+        batches = learner.module.pack(rows, max_tokens=MICRO_BATCH)
         with_defaults(sampler, Sampler).sleep(keep_weights=False)
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, PerToken(supervised))
@@ -163,7 +162,7 @@ def _compared(learner: DeepSpeedEngine, sampler: Sampler, prompts: Sequence[tupl
     parities = []
     for temperature in TEMPERATURES:
         rows = _samples(sampler, prompts, temperature=temperature)
-        batches = pack_rows(rows, max_tokens=MICRO_BATCH, share=learner.module.computes_trees)
+        batches = learner.module.pack(rows, max_tokens=MICRO_BATCH)
         learner_T = torch.cat(measure_logprobs(learner, batches, temperature=temperature)).cpu()
         gap_T = learner_T - torch.cat([batch.logprobs for batch in batches])
         parities.append(
