@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, SupportsFloat
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge
 
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.protocols.environment import Step
@@ -31,8 +31,7 @@ from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox, client_variables
 from condensegrpo.tasks.agent_episode import AgentEpisode
-from condensegrpo.tasks.answers import SHARE, SplitTask
-from condensegrpo.tasks.jsonl import Jsonl
+from condensegrpo.tasks.jsonl import QuestionRows
 
 PROBLEM = "problem.json"
 Command = tuple[str, ...]
@@ -79,17 +78,14 @@ class LimitExceeded(ProgramFailed):
 
 
 @dataclass(kw_only=True, eq=False)
-class Agent(SplitTask):
-    """Trains a program or function that calls the policy as a model of OpenAI or Anthropic."""
+class Agent(QuestionRows):
+    """Trains a program or function that calls the policy as a model of OpenAI or Anthropic.
+
+    The program does not see the ground truth.
+    """
 
     # a command, in which {question} and {id} are replaced, or a function of the problem, the URL and the key
     program: Command | AgentFunction
-    data: str  # training rows, see ``rows.read_rows``
-    eval_data: str | None = None  # held-out rows
-    question: str = "question"  # column of the question
-    answer: str | None = "answer"  # column of the ground truth, which the program does not see; None: none
-    id: str | None = None  # column of the problem's id; by default the row's number
-    eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
     folder: str | None = None  # the program works in a copy of it; None: in an empty folder
     variables: tuple[str, ...] = ()  # of the environment that the program gets too
     answer_file: str | None = None  # in its folder, with its answer; None: what it printed
@@ -114,14 +110,7 @@ class Agent(SplitTask):
                 raise ValueError(f"protected names {name!r}, wanted a file or folder of the folder {self.folder!r}")
         if missing := [name for name in self.variables if name not in os.environ]:
             raise ValueError(f"the environment has no variable {missing[0]!r}, which variables passes to the program")
-        self._splits = Jsonl(
-            data=self.data,
-            eval_data=self.eval_data,
-            question=self.question,
-            answer=self.answer,
-            id=self.id,
-            eval_share=self.eval_share,
-        )._splits
+        super().__post_init__()
 
     def environment(self, problem: Problem) -> "ProgramEpisode":
         """A fresh episode."""

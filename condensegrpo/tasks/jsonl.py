@@ -12,14 +12,14 @@ from annotated_types import Ge, Gt, Lt
 from condensegrpo.core.errors import DataError, DataMissing
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, check_rows, read_file, read_rows
-from condensegrpo.tasks.answers import SHARE, AnswerStyle, QuestionTask, Splits, row_identity, split
+from condensegrpo.tasks.answers import SHARE, AnswerStyle, QuestionTask, Splits, SplitTask, row_identity, split
 
 SYSTEM = "Answer the question. Think first, then end with <answer>your answer</answer>."
 
 
 @dataclass(kw_only=True, eq=False)
-class Jsonl(QuestionTask):
-    """Questions and answers of your own, in a file or data set. One reply answers, after the tool calls it needs.
+class QuestionRows(SplitTask):
+    """Questions and answers in the columns of rows.
 
     Without ``eval_data`` a share of the rows is held out by their hash; with it, training rows that are in the
     evaluation data too are left out (``left_out`` counts them).
@@ -30,34 +30,23 @@ class Jsonl(QuestionTask):
     question: str = "question"  # column of the question
     answer: str | None = "answer"  # column of the ground truth; None: none. The first of a list, and all are aliases
     id: str | None = None  # column of the problem's id; by default the row's number
-    system: str = SYSTEM  # the system message; empty for none
-    answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
-    reminder: str = ""  # what the user says to a reply without an answer; empty: the episode is over
-    ground_truth_file: str | None = None  # answers by id, in place of the column, one JSON object or JSON lines
     eval_share: Annotated[float, Gt(0), Lt(1)] = SHARE  # of the questions, held out if there is no ``eval_data``
-    max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
 
     def __post_init__(self) -> None:
-        train = self._read(read_rows(self.data, split="train", limit=self.max_examples), "train", self.data)
-        held = self.eval_data
-        held_out = None if held is None else self._read(read_rows(held, split="test"), "test", held)
-        self._splits = split(train, held_out, source=self.data, share=self.eval_share, identity=self._identity)
-        if self.ground_truth_file is not None:
-            self._splits = _with_answers(self.ground_truth_file, self._splits)
+        self._splits = self._read_splits(self.answer, limit=None)
 
-    def corpus(self) -> Iterable[str]:
-        """The system message, and the questions and answers of the training rows."""
-        yield self.system
-        for problem in self.problems("train"):
-            answers = problem.data.get("aliases", [problem.answer])
-            yield from (problem.question, *(f"<answer>{answer}</answer>" for answer in answers if answer is not None))
+    def _read_splits(self, answer: str | None, *, limit: int | None) -> Splits:
+        """The problems of both splits, with their answers from a column, of at most ``limit`` training rows."""
+        train = self._read(read_rows(self.data, split="train", limit=limit), "train", self.data, answer)
+        held = self.eval_data
+        held_out = None if held is None else self._read(read_rows(held, split="test"), "test", held, answer)
+        return split(train, held_out, source=self.data, share=self.eval_share, identity=self._identity)
 
     def _identity(self, problem: Problem) -> str:
         """What makes two problems the same."""
         return row_identity(problem.data)
 
-    def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
-        answer = None if self.ground_truth_file else self.answer
+    def _read(self, rows: Sequence[Row], split: str, source: str, answer: str | None) -> tuple[Problem, ...]:
         columns = [name for name in (self.question, answer, self.id) if name is not None]
         check_rows(rows, columns, source=source, texts=[self.question], unique=self.id)
         return tuple(
@@ -73,6 +62,34 @@ class Jsonl(QuestionTask):
             )
             for number, row in enumerate(rows)
         )
+
+
+@dataclass(kw_only=True, eq=False)
+class Jsonl(QuestionRows, QuestionTask):
+    """Questions and answers of your own, in a file or data set. One reply answers, after the tool calls it needs.
+
+    Without ``eval_data`` a share of the rows is held out by their hash; with it, training rows that are in the
+    evaluation data too are left out (``left_out`` counts them).
+    """
+
+    system: str = SYSTEM  # the system message; empty for none
+    answer_style: AnswerStyle = "single"  # how an answer is read from a reply, see ``answers.read_answer``
+    reminder: str = ""  # what the user says to a reply without an answer; empty: the episode is over
+    ground_truth_file: str | None = None  # answers by id, in place of the column, one JSON object or JSON lines
+    max_examples: Annotated[int, Ge(1)] | None = None  # training rows to read, from the first
+
+    def __post_init__(self) -> None:
+        answer = None if self.ground_truth_file else self.answer
+        self._splits = self._read_splits(answer, limit=self.max_examples)
+        if self.ground_truth_file is not None:
+            self._splits = _with_answers(self.ground_truth_file, self._splits)
+
+    def corpus(self) -> Iterable[str]:
+        """The system message, and the questions and answers of the training rows."""
+        yield self.system
+        for problem in self.problems("train"):
+            answers = problem.data.get("aliases", [problem.answer])
+            yield from (problem.question, *(f"<answer>{answer}</answer>" for answer in answers if answer is not None))
 
 
 def _with_answers(source: str, splits: Splits) -> Splits:

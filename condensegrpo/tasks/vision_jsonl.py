@@ -27,12 +27,12 @@ class VisionJsonl(Jsonl):
 
     pictures: str = "pictures"  # column of one picture or a list: paths beside the data file, base64, data URIs
 
-    def _read(self, rows: Sequence[Row], split: str, source: str) -> tuple[Problem, ...]:
+    def _read(self, rows: Sequence[Row], split: str, source: str, answer: str | None) -> tuple[Problem, ...]:
         check_rows(rows, (self.pictures,), source=source)
         folder = Path(source).expanduser()
         folder = folder if folder.is_dir() else folder.parent
         problems = []
-        for number, problem in enumerate(super()._read(rows, split, source), start=1):
+        for number, problem in enumerate(super()._read(rows, split, source, answer), start=1):
             value = problem.data[self.pictures]
             given = value if isinstance(value, list) else [value]
             marks = problem.question.count(MARK)
