@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Gt
 
@@ -244,12 +244,7 @@ async def _listed(name: str, server: McpServer, connection: Connection) -> tuple
         page = await connection.request("tools/list", {"cursor": cursor} if cursor else {})
         tools = page.get("tools")
         for tool in tools if isinstance(tools, list) else [tools]:
-            if not is_tool(tool, "inputSchema"):
-                raise ValueError(
-                    f"the MCP server {name} lists {tool!r:.200}, wanted a tool with name and inputSchema, whose "
-                    f"properties are an object"
-                )
-            listed.append(tool)
+            listed.append(listed_tool(tool, "inputSchema", f"MCP server {name}"))
         cursor = page.get("nextCursor")
         if not cursor:
             break
@@ -261,11 +256,15 @@ async def _listed(name: str, server: McpServer, connection: Connection) -> tuple
     return tuple(by_name[chosen] for chosen in server.tools)
 
 
-def is_tool(value: object, schema: str) -> TypeGuard[Json]:
-    """Whether a server describes a tool: by its name, and under the key ``schema`` by an object of arguments."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(schema), dict):
-        return False
-    return isinstance(value[schema].get("properties") or {}, dict)
+def listed_tool(value: Any, schema: str, server: str) -> Json:  # noqa: ANN401  what a server wrote
+    """A tool as a server describes it: by its name, and under the key ``schema`` by an object of arguments."""
+    named = isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get(schema), dict)
+    if not named or not isinstance(value[schema].get("properties") or {}, dict):
+        raise ValueError(
+            f"the {server} lists {value!r:.200}, wanted a tool with name and {schema}, whose properties are an object"
+        )
+    described: Json = value
+    return described
 
 
 def offered_tool(tool: Json, call: Callable[..., Awaitable[ToolResult | str]]) -> EnvironmentTool:

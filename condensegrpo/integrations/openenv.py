@@ -26,7 +26,7 @@ from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.episodes.toolcalls import as_text, shortened
 from condensegrpo.integrations.gym import Seeds, action_in, picture_of
-from condensegrpo.integrations.mcp import is_tool, offered_tool, text_of
+from condensegrpo.integrations.mcp import listed_tool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
 from condensegrpo.integrations.openenv_pool import InvalidAction, OpenEnvServer, SessionPool
 from condensegrpo.integrations.reset_rows import ResetRows
@@ -215,12 +215,8 @@ class OpenEnvEpisode(Environment):
     def _offered(self, server: str, observation: Json) -> Iterator[EnvironmentTool]:
         tools = observation.get("tools")
         for tool in tools if isinstance(tools, list) and tools else [observation]:
-            if not is_tool(tool, "input_schema"):
-                raise ValueError(
-                    f"the OpenEnv server {server} lists {tool!r:.200}, wanted a tool with name and input_schema, "
-                    f"whose properties are an object"
-                )
-            yield offered_tool(tool, partial(self._use, tool["name"]))
+            described = listed_tool(tool, "input_schema", f"OpenEnv server {server}")
+            yield offered_tool(described, partial(self._use, described["name"]))
 
 
 def _takes_text(schema: Json, definitions: Json) -> bool:
