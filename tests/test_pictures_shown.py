@@ -21,7 +21,7 @@ from condensegrpo.inspection.inspector_page import write_inspector
 from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.panes import turns
 from condensegrpo.inspection.pictures import SIDE, pictures_named
-from condensegrpo.inspection.samples import _sample
+from condensegrpo.inspection.samples import sample
 from condensegrpo.reporting.frames import turn_rows
 from condensegrpo.reporting.run_report import write_page
 from condensegrpo.storage.media import MediaFolder
@@ -123,8 +123,8 @@ def test_the_report_holds_small_pictures_of_the_newest_trajectories(run: RunFold
 
 def test_a_long_question_keeps_its_pictures_in_the_report() -> None:
     shown = turn([1], [2], context=(screen(RED),))
-    sample = _sample("another", scored(replace(trajectory(shown), question="x" * 9000), 1.0), None)
-    assert (sample.question or "").endswith(f"(6000 more characters) {RED.text}")
+    found = sample("another", scored(replace(trajectory(shown), question="x" * 9000), 1.0), None)
+    assert found["question"].endswith(f"(6000 more characters) {RED.text}")
 
 
 def test_the_application_shows_the_pictures_of_the_prompt(run: RunFolder) -> None:

@@ -123,14 +123,14 @@ def test_the_samples_of_a_file_are_a_correct_one_a_wrong_one_and_the_largest_con
         one = ledger_episode(["<note> 3 </note>"] * turns, ["+2"] * turns, id=f"1/0/{sample}", sample=sample)
         add_trajectory(run.trajectories(1), scored(one, correct, correct=correct))
     (samples,) = SampleReader(run).read()
-    assert [(one.figures.id, one.chosen) for one in samples.trajectories] == [
+    assert [(one["figures"].id, one["chosen"]) for one in samples.trajectories] == [
         ("1/0/0", "the first correct"),
         ("1/0/2", "the first not correct"),
         ("1/0/4", "the largest context"),
     ]
     assert (samples.step, samples.evaluation, samples.count) == (1, None, 5)
-    assert [turn.strip for turn in samples.trajectories[2].turns] == ["", "k", "kk"]
-    assert [one.price for one in samples.trajectories] == [one.figures.price for one in samples.trajectories]
+    assert [turn["strip"] for turn in samples.trajectories[2]["turns"]] == ["", "k", "kk"]
+    assert [one["price"] for one in samples.trajectories] == [one["figures"].price for one in samples.trajectories]
 
 
 def test_a_long_trajectory_keeps_its_first_turns_and_its_last(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_long_trajectory_keeps_its_first_turns_and_its_last(tmp_path: Path) ->
     turns = [turn([1], [2], reply=f"{number} {'x' * 5000}") for number in range(8)]
     add_trajectory(run.trajectories(1), scored(trajectory(*turns, id="1/0/0"), 1.0))
     ((one,),) = (samples.trajectories for samples in SampleReader(run).read())
-    assert [turn.turn for turn in one.turns] == [0, 1, 2, 7]
-    assert one.turns[0].reply.endswith("x… (2002 more characters)")
+    assert [turn["turn"] for turn in one["turns"]] == [0, 1, 2, 7]
+    assert one["turns"][0]["reply"].endswith("x… (2002 more characters)")
 
 
 def test_every_style_and_script_of_a_page_is_in_the_package() -> None:

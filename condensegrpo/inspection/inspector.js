@@ -87,10 +87,6 @@ function groupItem({ index, number, one }) {
     one.exclusion && h("small", { class: "warn" }, `○ ${one.exclusion}`));
 }
 
-function verdictOf({ verdict: [text, quality] }) {
-  return h("b", { class: quality === "partial" ? "warn" : quality }, text);
-}
-
 function siblingItem({ figures }, index) {
   const parts = [`score ${digits(figures.score, 3)}`, figures.advantage === null ? null : `advantage ${signed(figures.advantage)}`, counted(figures.turns, "turn", "turns"), `context ${digits(figures.context)}`, `price ${digits(figures.price)}`, figures.stop.replaceAll("_", " ")];
   return h("button", { type: "button", class: "item", "aria-current": String(index === at.sibling), onclick: () => go({ sibling: index }, false) },

@@ -69,6 +69,11 @@ function withPictures(text, pictures, written = (part) => [part]) {
   return text.split(PICTURE).flatMap((part) => (pictures[part] ? [h("img", { src: pictures[part], alt: part, title: part })] : written(part)));
 }
 
+/** Correct, wrong, malformed …: a word in the colour of its quality. */
+function verdictOf({ verdict: [text, quality] }) {
+  return h("b", { class: quality === "partial" ? "warn" : quality }, text);
+}
+
 /** A command with a button that copies it. */
 function command(text) {
   const done = h("button", { type: "button", class: "quiet", onclick: copy }, "copy");

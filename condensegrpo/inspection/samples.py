@@ -1,17 +1,18 @@
 """Three trajectories of each evaluation and training step, short enough for a page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from condensegrpo.core.errors import DataError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
+from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import plural
 from condensegrpo.inspection.batches import files_in
 from condensegrpo.inspection.filters import Fields
 from condensegrpo.inspection.index import Index, RecordKey
 from condensegrpo.inspection.panes import TurnView, turns
+from condensegrpo.inspection.records import verdict
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import Credit
 
@@ -20,40 +21,7 @@ MOST_CHARACTERS = 12_000  # of a trajectory; of longer ones, the first turns and
 LONGEST_TEXT = 3_000  # characters of one message
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTurn:
-    """One turn."""
-
-    turn: int
-    kind: str
-    context_tokens: int
-    output_tokens: int
-    condensed: str  # by what and from what to what; empty: the prompt continues the last one
-    strip: str  # what the prompt shows of each earlier turn: k kept, d dropped, r rewritten, - none
-    advantage: float | None  # None: not known
-    reply: str
-    observations: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTrajectory:
-    """The figures of one trajectory, its texts, and why it was chosen."""
-
-    chosen: str
-    figures: TrajectoryStats
-    price: float  # of the figures, which the page gets without their properties
-    detail: str
-    question: str | None
-    ground_truth: str | None
-    answer: str | None
-    turns: tuple[SampleTurn, ...]  # numbers missing between them were left out
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """What may name pictures."""
-        return (self.question or "", *(text for turn in self.turns for text in turn.observations))
+Sample = Mapping[str, Any]  # a trajectory as the page draws it; see ``sample``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +31,14 @@ class SampleSet:
     step: int
     evaluation: str | None  # its name; None: a training batch
     count: int  # trajectories in the file
-    trajectories: tuple[SampleTrajectory, ...]
+    trajectories: tuple[Sample, ...]
+
+    @property
+    def texts(self) -> Iterable[str]:
+        """What may name pictures."""
+        for each in self.trajectories:
+            yield each["question"] or ""
+            yield from (text for turn in each["turns"] for text in turn["observations"])
 
 
 class SampleReader:
@@ -99,7 +74,7 @@ def _samples(run: RunFolder, file: Path) -> SampleSet | None:
         batch = index.batch(file)
         records = [*index.fields(("correct", "context"), batch)]
         chosen = [(reason, index.at(key)) for reason, key in _chosen(records)]
-        samples = tuple(_sample(reason, index.read(record), record.credit) for reason, record in chosen)
+        samples = tuple(sample(reason, index.read(record), record.credit) for reason, record in chosen)
     except DataError:  # the inspector names the fault; a report shows the rest
         return None
     step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
@@ -125,48 +100,45 @@ def _chosen(records: Sequence[tuple[RecordKey, Fields]]) -> Iterable[tuple[str, 
     return taken.values()
 
 
-def _sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> SampleTrajectory:
+def sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sample:
+    """What the page shows of a trajectory, ``chosen`` for a reason; turns that it leaves out are missing by number."""
     trajectory = scored.trajectory
     views = turns(scored, credit, budget=0, tokenizer=None)
     used, shown = 0, []
     for turn in map(_turn, views):
-        used += len(turn.reply) + sum(map(len, turn.observations))
-        if used <= MOST_CHARACTERS or turn.turn == len(views) - 1:
+        used += len(turn["reply"]) + sum(map(len, turn["observations"]))
+        if used <= MOST_CHARACTERS or turn["turn"] == len(views) - 1:
             shown.append(turn)
-    question = _known(trajectory.question)
     # what stands for the pictures of the first prompt
     pictures = [part.text for view in views[:1] for message in view.messages for part in message.media]
-    return SampleTrajectory(
-        chosen=reason,
-        figures=scored.figures,
-        price=scored.figures.price,
-        detail=_short(trajectory.detail),
-        question=" ".join([question or "", *pictures]) if pictures else question,
-        ground_truth=_known(trajectory.ground_truth),
-        answer=_known(trajectory.answer),
-        turns=tuple(shown),
-    )
+    texts = {name: getattr(trajectory, name) for name in ("detail", "question", "ground_truth", "answer")}
+    known = {name: None if text is None else _short(text) for name, text in texts.items()}
+    return {
+        "chosen": reason,
+        "verdict": verdict(scored.figures),
+        "figures": scored.figures,
+        "price": scored.figures.price,  # of the figures, which the page gets without their properties
+        **known,
+        "question": " ".join([known["question"] or "", *pictures]) if pictures else known["question"],
+        "turns": shown,
+    }
 
 
-def _turn(view: TurnView) -> SampleTurn:
-    declared = view.condensation
-    return SampleTurn(
-        turn=view.turn,
-        kind=view.kind,
-        context_tokens=view.context.tokens,
-        output_tokens=view.output_tokens,
-        condensed=f"{declared.condenser}: {declared.tokens_before} → {plural(declared.tokens_after, 'token')}"
-        if declared
-        else "",
-        strip=view.context.strip,
-        advantage=view.advantage,
-        reply=_short(view.reply),
-        observations=tuple(_short(message.text) for message in view.observations),
-    )
-
-
-def _known(text: str | None) -> str | None:
-    return None if text is None else _short(text)
+def _turn(view: TurnView) -> dict[str, Any]:
+    condensed = ""  # by what and from what to what; empty: the prompt continues the last one
+    if declared := view.condensation:
+        condensed = f"{declared.condenser}: {declared.tokens_before} → {plural(declared.tokens_after, 'token')}"
+    return {
+        "turn": view.turn,
+        "kind": view.kind,
+        "context_tokens": view.context.tokens,
+        "output_tokens": view.output_tokens,
+        "condensed": condensed,
+        "strip": view.context.strip,
+        "advantage": view.advantage,
+        "reply": _short(view.reply),
+        "observations": [_short(message.text) for message in view.observations],
+    }
 
 
 def _short(text: str) -> str:

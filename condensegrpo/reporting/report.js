@@ -282,11 +282,10 @@ function show(step, evaluation, scroll) {
 
 function sample(trajectory, open) {
   const { figures } = trajectory;
-  const verdict = figures.correct >= 1 ? h("b", { class: "good" }, "✓ correct") : figures.correct > 0 ? h("b", { class: "warn" }, `◐ ${digits(figures.correct)} correct`) : h("b", { class: "bad" }, "✗ wrong");
   const parts = [figures.id, `score ${digits(figures.total)}`, counted(figures.replies, "turn", "turns"), `largest context ${counted(figures.context_tokens, "token", "tokens")}, ${digits(figures.prompt_tokens)} read in all, price ${digits(trajectory.price)}`, figures.stop.replaceAll("_", " ")];
   const texts = [["question", trajectory.question], ["ground truth", trajectory.ground_truth], ["answer", trajectory.answer]].filter(([, text]) => text !== null);
   const node = h("details", { class: "sample", open, ontoggle: fillTurns },
-    h("summary", {}, verdict, h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, withPictures(texts.map(([name, text]) => `${name}: ${text}`).join(" · "), data.pictures))));
+    h("summary", {}, verdictOf(trajectory), h("span", { class: "dim" }, trajectory.chosen), parts.map((text) => h("span", {}, text)), h("span", { class: "asked" }, withPictures(texts.map(([name, text]) => `${name}: ${text}`).join(" · "), data.pictures))));
   function fillTurns() { // only when it is opened: long trajectories are many elements
     if (!node.open || node.children.length > 1) return;
     const failure = trajectory.detail && h("div", { class: "turn" }, h("div", { class: "about" }, "failure"), h("pre", { class: "bad" }, trajectory.detail));

@@ -104,7 +104,7 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
         rounded = (float(f"{value:.6g}") if math.isfinite(value) else None for value in values)  # JSON has no NaN
         curves[key] = grids.setdefault(steps, len(grids)), tuple(rounded)
     samples = reader.read()
-    newest = (text for each in reversed(samples) for sample in each.trajectories for text in sample.texts)
+    newest = (text for each in reversed(samples) for text in each.texts)
     last, planned = round(max(line["step"] for line in metrics)), dict(configuration).get("train.steps")
     written = datetime.now().astimezone().isoformat(" ", "minutes")
     return RunReport(
