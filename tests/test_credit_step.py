@@ -27,9 +27,10 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed
+from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_credit
 from condensegrpo.training.learn_step import give_credit, no_signal, record_credit, update
-from condensegrpo.training.rollout import BatchFilter, BatchRollout, Round, StepBatch, complete_batch
+from condensegrpo.training.rollout import BatchRollout, Round, StepBatch
 
 
 def answered(name: str, tokens: int, *, right: float) -> ScoredTrajectory:
@@ -203,24 +204,18 @@ def test_a_group_that_is_masked_whole_is_sampled_again() -> None:
         return group("1/2", stop=StopReason.ANSWERED)
 
     first = group("1/0", stop=StopReason.TURN_LIMIT) + group("1/1", stop=StopReason.ANSWERED)
-    batch = complete_batch(
-        first,
-        Round(step=1, chosen=(0, 1), new=2),
-        rollout=BatchRollout(
-            problems=[Problem(id=str(n), question="?") for n in range(9)],
-            player=None,  # type: ignore[arg-type]  # rounds are played above
-            seed=0,
-            problems_per_step=2,
-            samples_per_problem=2,
-            write=lambda *_: None,
+    rollout = BatchRollout(
+        config=load_config(
+            find_config("quickstart"),
+            ["algorithm.stops.handling={turn_limit: mask}", "algorithm.resample_rounds=2", "train.problems_per_step=2"],
         ),
-        batch_filter=BatchFilter(
-            stops=StopSettings(handling={StopReason.TURN_LIMIT: "mask"}),
-            estimator=Estimator(ESTIMATORS["grpo"]),
-            resample_rounds=2,
-        ),
-        run_round=run_round,
+        problems=[Problem(id=str(n), question="?") for n in range(9)],
+        estimator=Estimator(ESTIMATORS["grpo"]),
+        player=None,  # type: ignore[arg-type]  # rounds are played above
+        folder=RunFolder(Path()),
+        source="",
     )
+    batch = rollout.complete(first, Round(step=1, chosen=(0, 1), new=2), run_round)
     assert [(further.new, len(further.chosen)) for further in asked] == [(1, 3)]
     assert {member.trajectory.group_id for member in batch.kept} == {"1/1", "1/2"}
     assert {member.trajectory.group_id for member in batch.masked} == {"1/0"}

@@ -21,11 +21,10 @@ from runs import assert_equal_runs, first_update, from_the_start_of, one_step, s
 
 from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores
-from condensegrpo.algorithms.settings import StopSettings
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.assembly.workers import GroupPlayer, PlayerSettings, local_player
-from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.resumed import changes_between
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError, RunError
@@ -38,15 +37,7 @@ from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories
 from condensegrpo.training.checkpoints import read_batches, restored_batches, rollout_settings, write_batches
-from condensegrpo.training.rollout import (
-    BatchFilter,
-    BatchRollout,
-    RolloutPrefetcher,
-    StepBatch,
-    batch_filter,
-    batch_rollout,
-    batch_writer,
-)
+from condensegrpo.training.rollout import BatchRollout, RolloutPrefetcher, StepBatch
 
 ONE = (
     *TINY,
@@ -151,17 +142,9 @@ class Parts:
     config: RunConfig
     folder: RunFolder
     rollout: BatchRollout
-    batch_filter: BatchFilter
 
     def prefetcher(self, batches: Mapping[int, StepBatch] | None = None) -> RolloutPrefetcher:
-        return RolloutPrefetcher(
-            self.rollout,
-            self.batch_filter,
-            staleness=STALENESS,
-            steps=self.config.train.steps,
-            observer=Silent(),
-            batches=batches or {},
-        )
+        return RolloutPrefetcher(self.rollout, Silent(), batches=batches or {})
 
 
 @pytest.fixture
@@ -171,20 +154,23 @@ def parts(finished: Path, tmp_path: Path) -> Iterator[Parts]:
     components, sampler = build(config), open_sampler(config, source)
     settings = PlayerSettings(config=config, source=source, temperature=config.rollout.temperature)
     player = local_player(components, settings, sampler)
-    yield Parts(
+    rollout = BatchRollout(
         config=config,
+        problems=components.problems("train"),
+        estimator=components.estimator,
+        player=player,
         folder=folder,
-        rollout=batch_rollout(components, player, batch_writer(config, folder, source)),
-        batch_filter=batch_filter(components),
+        source=source,
     )
+    yield Parts(config=config, folder=folder, rollout=rollout)
     sampler.close()
 
 
-def test_an_estimator_that_raises_while_groups_are_dropped_is_one_line() -> None:
+def test_an_estimator_that_raises_while_groups_are_dropped_is_one_line(parts: Parts) -> None:
     def estimator(scores: Scores) -> Estimate:
         raise LookupError("no baseline")
 
-    dropping = BatchFilter(stops=StopSettings(), estimator=estimator, resample_rounds=1)
+    dropping = replace(parts.rollout, estimator=estimator, config=vary(parts.config, ["algorithm.resample_rounds=1"]))
     with pytest.raises(PluginError, match=r"computing the advantages of a step: LookupError: no baseline \("):
         dropping.split([])
 

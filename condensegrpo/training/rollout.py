@@ -1,7 +1,7 @@
 """The trajectories of the steps: which problems a step has, how its batch is sampled, and what of it trains.
 
-``BatchRollout`` communicates with no other rank, so that it can run beside the learner; ``complete_batch`` does, and
-runs in the thread of the loop. ``RolloutPrefetcher`` samples on an event loop in a thread of its own. The thread that
+``BatchRollout.run`` communicates with no other rank, so that it can run beside the learner; ``complete`` does, and runs
+in the thread of the loop. ``RolloutPrefetcher`` samples on an event loop in a thread of its own. The thread that
 learns decides which batches are begun, waits for the batch that it needs, and alone communicates with other ranks. Each
 batch is sampled under one set of weights: weights change only while nothing is being sampled. Of batches under the same
 weights the next one begins when most of the trajectories of the last one are scored, so that the sampler does not wait
@@ -30,8 +30,7 @@ from typing import Self
 
 from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
-from condensegrpo.algorithms.settings import StopSettings
-from condensegrpo.assembly.components import Components, indices, spare_indices
+from condensegrpo.assembly.components import indices, spare_indices
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.assembly.workers import GroupPlayer
 from condensegrpo.config.schema import RunConfig
@@ -81,40 +80,27 @@ class Round:
     new: int  # the last ``new`` of them belong to this round
 
 
-def batch_writer(config: RunConfig, folder: RunFolder, source: str) -> Callable[[int, Scored], None]:
-    """Writes this rank's trajectories of a step into a file of its own; ``source`` is what GRPO starts from."""
-
-    def write(step: int, batch: Scored) -> None:
-        ordered = sorted(  # by the index of the problem in its step: 12 of the group 6/12
-            batch, key=lambda scored: (int(scored.trajectory.group_id.rpartition("/")[2]), scored.figures.sample)
-        )
-        sampled_with = provenance(config, model=source, step=step)
-        write_trajectories(part_file(folder.trajectories(step), ranks.rank()), ordered, sampled_with)
-
-    return write
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRollout:
-    """Rolls out the training problems: which ones belong to a step, and this rank's part of them."""
+    """The batches of a run: which problems belong to a step, this rank's part of them, and what of it trains."""
 
-    problems: Sequence[Problem]
+    config: RunConfig
+    problems: Sequence[Problem]  # to train on
+    estimator: Callable[[Scores], Estimate]
     player: GroupPlayer
-    seed: int
-    problems_per_step: int  # over all ranks
-    samples_per_problem: int
-    write: Callable[[int, Scored], None]  # to the run: a step and this rank's trajectories of it
+    folder: RunFolder
+    source: str  # the folder or Hub id that GRPO starts from
 
     def first_round(self, step: int) -> Round:
         """The problems of a step: a function of seed and step alone."""
-        count = self.problems_per_step
-        chosen = indices(seed=self.seed, step=step - 1, count=count, size=len(self.problems))
+        count = self.config.train.problems_per_step  # over all ranks
+        chosen = indices(seed=self.config.seed, step=step - 1, count=count, size=len(self.problems))
         return Round(step=step, chosen=chosen, new=count)
 
     def extra_round(self, earlier: Round, *, number: int, count: int) -> Round:
         """``count`` further problems for a step, round ``number`` of dynamic sampling."""
         spare = spare_indices(
-            seed=self.seed,
+            seed=self.config.seed,
             step=earlier.step - 1,
             number=number,
             count=count,
@@ -125,14 +111,14 @@ class BatchRollout:
 
     def size(self, batch: Round) -> int:
         """The number of trajectories in this rank's groups of a round."""
-        return len(self._groups(batch)) * self.samples_per_problem
+        return len(self._groups(batch)) * self.config.train.samples_per_problem
 
-    async def run(self, batch: Round, on_scored: Callable[[], None]) -> tuple[ScoredTrajectory, ...]:
+    async def run(self, batch: Round, on_scored: Callable[[], None]) -> Scored:
         """Roll out this rank's groups of a round; each trajectory is reported when it finishes."""
         return await self.player.play(
             self._groups(batch),
-            samples=self.samples_per_problem,
-            run_seed=self.seed,
+            samples=self.config.train.samples_per_problem,
+            run_seed=self.config.seed,
             step=batch.step,
             on_scored=lambda _: on_scored(),
         )
@@ -141,34 +127,13 @@ class BatchRollout:
         everything = problem_groups([self.problems[index] for index in batch.chosen], batch.step)
         return everything[len(everything) - batch.new :][ranks.rank() :: ranks.world_size()]
 
-
-def batch_rollout(components: Components, player: GroupPlayer, write: Callable[[int, Scored], None]) -> BatchRollout:
-    """The rollout of a run's batches."""
-    config = components.config
-    return BatchRollout(
-        problems=components.problems("train"),
-        player=player,
-        seed=config.seed,
-        problems_per_step=config.train.problems_per_step,
-        samples_per_problem=config.train.samples_per_problem,
-        write=write,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFilter:
-    """Decides which trajectories of a step train."""
-
-    stops: StopSettings
-    estimator: Callable[[Scores], Estimate]
-    resample_rounds: int  # of dynamic sampling; 0: groups without an advantage stay and count
-
     def split(self, scored: Sequence[ScoredTrajectory]) -> StepBatch:
-        """The batch of some trajectories, whole groups."""
-        kept, masked = split_masked(scored, self.stops)
-        if self.resample_rounds == 0:
+        """Some trajectories, whole groups, by what becomes of them."""
+        algorithm = self.config.algorithm
+        kept, masked = split_masked(scored, algorithm.stops)
+        if algorithm.resample_rounds == 0:  # groups without an advantage stay and count
             return StepBatch(kept, masked, ())
-        scores = scores_of(kept, self.stops)
+        scores = scores_of(kept, algorithm.stops)
         with plugin_code("computing the advantages of a step", PluginError):
             estimate = self.estimator(scores)
         idle = idle_groups(kept, estimate.advantage_NK)
@@ -178,41 +143,40 @@ class BatchFilter:
             dropped=tuple(member for member in kept if member.trajectory.group_id in idle),
         )
 
+    def complete(
+        self,
+        scored: Sequence[ScoredTrajectory],
+        first: Round,
+        run_round: Callable[[Round], Sequence[ScoredTrajectory]],
+    ) -> StepBatch:
+        """The batch of a step, with what dynamic sampling adds; every rank must call it.
 
-def batch_filter(components: Components) -> BatchFilter:
-    """Decides which trajectories of a run train."""
-    algorithm = components.config.algorithm
-    return BatchFilter(stops=algorithm.stops, estimator=components.estimator, resample_rounds=algorithm.resample_rounds)
+        With ``resample_rounds`` groups without an advantage are dropped and as many new problems are sampled, round
+        after round while groups are missing: DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476, sec. 3.2), with
+        a limit. Groups that are still missing then are missing from the step.
 
+        Args:
+            scored: the trajectories of the first round.
+            run_round: rolls out a further round.
+        """
+        batch, current = self.split(scored), first
+        missing = _missing(batch, len(first.chosen))
+        for number in range(self.config.algorithm.resample_rounds):
+            if not missing:
+                break
+            current = self.extra_round(current, number=number, count=missing)
+            extra = self.split(run_round(current))
+            missing = _missing(extra, missing)
+            batch += extra
+        return batch
 
-def complete_batch(
-    scored: Sequence[ScoredTrajectory],
-    first: Round,
-    *,
-    rollout: BatchRollout,
-    batch_filter: BatchFilter,
-    run_round: Callable[[Round], Sequence[ScoredTrajectory]],
-) -> StepBatch:
-    """The batch of a step, with what dynamic sampling adds; every rank must call it.
-
-    With ``resample_rounds`` groups without an advantage are dropped and as many new problems are sampled, round after
-    round while groups are missing: DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476, sec. 3.2), with a limit.
-    Groups that are still missing then are missing from the step.
-
-    Args:
-        scored: the trajectories of the first round.
-        run_round: rolls out a further round.
-    """
-    batch, current = batch_filter.split(scored), first
-    missing = _missing(batch, len(first.chosen))
-    for number in range(batch_filter.resample_rounds):
-        if not missing:
-            break
-        current = rollout.extra_round(current, number=number, count=missing)
-        extra = batch_filter.split(run_round(current))
-        missing = _missing(extra, missing)
-        batch += extra
-    return batch
+    def write(self, step: int, batch: StepBatch) -> None:
+        """Write this rank's trajectories of a step into a file of its own."""
+        ordered = sorted(  # by the index of the problem in its step: 12 of the group 6/12
+            batch.trajectories, key=lambda each: (int(each.figures.group_id.rpartition("/")[2]), each.figures.sample)
+        )
+        sampled_with = provenance(self.config, model=self.source, step=step)
+        write_trajectories(part_file(self.folder.trajectories(step), ranks.rank()), ordered, sampled_with)
 
 
 def _missing(batch: StepBatch, expected: int) -> int:
@@ -227,25 +191,19 @@ class RolloutPrefetcher:
     def __init__(
         self,
         rollout: BatchRollout,
-        batch_filter: BatchFilter,
-        *,
-        staleness: int,
-        steps: int,
         observer: Observer,
+        *,
         batches: Mapping[int, StepBatch],
         watch: Watch | None = None,
     ) -> None:
         """Start the thread.
 
         Args:
-            steps: the last step of the run.
             batches: complete batches of a checkpoint, by step.
             watch: of the loop that trajectories are sampled on.
         """
-        self._rollout = rollout
-        self._filter = batch_filter
-        self._staleness, self._steps = staleness, steps
-        self._observer = observer
+        self._rollout, self._observer = rollout, observer
+        self._staleness = rollout.config.rollout.staleness
         self._complete_batches = dict(batches)
         self._running: dict[int, Future[Scored]] = {}
         self._turn = asyncio.Lock()  # of the batch that begins next: first come, first served
@@ -273,11 +231,12 @@ class RolloutPrefetcher:
             self._observer.phase(f"step {step}: waiting for trajectories", None)
         self._complete(step)
         if on_demand or sampler_gets_weights(step - 1, self._staleness):
-            for later in range(step + 1, last_prefetched(step, staleness=self._staleness, steps=self._steps) + 1):
+            steps = self._rollout.config.train.steps
+            for later in range(step + 1, last_prefetched(step, staleness=self._staleness, steps=steps) + 1):
                 if not self._begun(later):
                     self._begin(later, lambda: None)
         batch = self._complete_batches.pop(step)
-        self._rollout.write(step, batch.trajectories)
+        self._rollout.write(step, batch)
         check_staleness((scored.trajectory for scored in batch.trajectories), step=step, staleness=self._staleness)
         return batch
 
@@ -324,13 +283,8 @@ class RolloutPrefetcher:
             return self._loop.submit(self._in_turn(extra, self._observer.advance)).result()
 
         if step in self._running:
-            self._complete_batches[step] = complete_batch(
-                self._running.pop(step).result(),
-                self._rollout.first_round(step),
-                rollout=self._rollout,
-                batch_filter=self._filter,
-                run_round=run_round,
-            )
+            scored, first = self._running.pop(step).result(), self._rollout.first_round(step)
+            self._complete_batches[step] = self._rollout.complete(scored, first, run_round)
 
     async def _in_turn(self, batch: Round, on_scored: Callable[[], None]) -> Scored:
         """Roll out a batch when most of the one before it is scored."""

@@ -61,14 +61,7 @@ from condensegrpo.training.learn_step import (
     update,
 )
 from condensegrpo.training.parity import check_first_step
-from condensegrpo.training.rollout import (
-    RolloutPrefetcher,
-    StepBatch,
-    batch_filter,
-    batch_rollout,
-    batch_writer,
-    sampler_gets_weights,
-)
+from condensegrpo.training.rollout import BatchRollout, RolloutPrefetcher, StepBatch, sampler_gets_weights
 from condensegrpo.training.tracking import RunTracking
 
 PATIENCE = 3  # steps in a row from which nothing was learned before the log says why
@@ -166,7 +159,6 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
     Yields the run and the number of steps already taken.
     """
     config = components.config
-    write = batch_writer(config, folder, source)
     if ranks.rank() == 0:
         save_tokenizer(source, folder.path)
     # One after another: both set torch's default type, and vLLM measures the free memory of the device.
@@ -205,11 +197,15 @@ def _opened(components: Components, folder: RunFolder, source: str, observer: Ob
         saver = opened.enter_context(CheckpointSaver(config, folder.checkpoints, source, learner))
         prefetcher = opened.enter_context(
             RolloutPrefetcher(
-                batch_rollout(components, player, write),
-                batch_filter(components),
-                staleness=config.rollout.staleness,
-                steps=config.train.steps,
-                observer=observer,
+                BatchRollout(
+                    config=config,
+                    problems=components.problems("train"),
+                    estimator=components.estimator,
+                    player=player,
+                    folder=folder,
+                    source=source,
+                ),
+                observer,
                 batches=batches,
                 watch=Watch(config.rollout.limits.turn_seconds, observer.notice),
             )
