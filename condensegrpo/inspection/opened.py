@@ -38,82 +38,41 @@ class CreditLine(NamedTuple):
     value: str
 
 
-class CreditFormulas:
-    """The steps from reward to weight of the turns of one batch, with the numbers that were recorded.
-
-        in short   3 of 8 right, this one right; 21 tokens against the siblings' 34: +1.25
-        score      correct 1   short 0.05                                          1
-        group      8 trajectories, scores 1  0  0  1  0  0  1  0
-        N(R)       R 1   mean 0.375   deviation 0.5175                             +1.207
-        λ·g(p)·E   C 21   u 0.25   g(p) 0.375   E +0.61                            +0.046
-        advantage  efficient: N(R) + λ·g(p)·E                                      +1.253
-        weight     trajectory_constant: 1 / (B·L) = 1 / (96 · 256)                 4.07e-05
-
-    The terms are those that the estimator added up when the credit was given: none is computed here.
-    """
-
-    def __init__(self, batch: TrajectoryBatch) -> None:
-        self._batch = batch
-
-    @cached_property
-    def _config(self) -> "RunConfig | None":
-        """Of the batch. Read when it is needed: the first screen shows no credit."""
-        return config_of(self._batch)
-
-    @cached_property
-    def _credit(self) -> dict[str, Credit]:
-        """Of the batch, by trajectory."""
-        return credit_of(self._batch.file) or {}
-
-    def lines(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
-        """The steps from the reward to the weight of a turn's tokens."""
-        sentence = group.credit_sentence(record)
-        return (
-            *([CreditLine("in short", sentence, "")] if sentence else []),
-            *_reward(record, turn),
-            *self._advantage(record, group, turn),
-            *_weight(record, turn, self._config, self._credit.get(record.id)),
-        )
-
-    def _advantage(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> Iterator[CreditLine]:
-        if turn.advantage is None:
-            yield CreditLine("advantage", "the run's credit/ has none of this trajectory", "not known")
-            return
-        recorded = f"{turn.advantage:+.4g}"
-        if record.handling in NOT_TRAINED:
-            yield CreditLine("advantage", NOT_TRAINED[record.handling], recorded)
-            return
-        compared = [sibling.figures.total for sibling in group.siblings if sibling.handling != "mask"]
-        scores = "  ".join(f"{score:.4g}" for score in compared)
-        yield CreditLine("group", f"{plural(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
-        credit = self._credit.get(record.id)
-        names, values = [], []
-        for term in credit.terms if credit is not None else ():
-            value = term.values[turn.turn]
-            if value is not None:
-                numbers = "   ".join(f"{name} {each[turn.turn]:.4g}" for name, each in term.numbers.items())
-                yield CreditLine(term.name, numbers, f"{value:+.4g}")
-                names.append(term.name)
-                values.append(value)
-        estimator = self._config.estimator if self._config is not None else "advantage"
-        summed = " + ".join(names) or "it returned no terms, which would be shown here"
-        yield CreditLine("advantage", f"{estimator}: {summed}{self._note(values, turn.advantage)}", recorded)
-
-    def _note(self, values: list[float], advantage: float) -> str:
-        """What else became of the sum of the terms."""
-        if self._config is not None and self._config.algorithm.advantage.whiten:
-            return "; whitened afterwards, by mean and deviation of all trained tokens of the step, which no file holds"
-        total = math.fsum(values)
-        exact = not values or math.isclose(total, advantage, rel_tol=EXACT, abs_tol=EXACT)
-        return "" if exact else f"; these give {total:+.4g}"
-
-
 def _reward(record: IndexedTrajectory, turn: TurnView) -> Iterator[CreditLine]:
     parts = "   ".join(f"{name} {value:.4g}" for name, value in record.figures.components.items())
     yield CreditLine("score", parts, f"{record.figures.total:.4g}")
     paid = {**turn.turn_rewards} | ({"of the turn": turn.paid} if turn.paid is not None else {})
     if paid:
         yield CreditLine("turn reward", "   ".join(f"{name} {value:.4g}" for name, value in paid.items()), "")
+
+
+def _advantage(
+    record: IndexedTrajectory, group: Group, turn: TurnView, config: "RunConfig | None", credit: Credit | None
+) -> Iterator[CreditLine]:
+    if turn.advantage is None:
+        yield CreditLine("advantage", "the run's credit/ has none of this trajectory", "not known")
+        return
+    recorded = f"{turn.advantage:+.4g}"
+    if record.handling in NOT_TRAINED:
+        yield CreditLine("advantage", NOT_TRAINED[record.handling], recorded)
+        return
+    compared = [sibling.figures.total for sibling in group.siblings if sibling.handling != "mask"]
+    scores = "  ".join(f"{score:.4g}" for score in compared)
+    yield CreditLine("group", f"{plural(len(compared), 'trajectory', 'trajectories')}, scores {scores}", "")
+    names, values = [], []
+    for term in credit.terms if credit is not None else ():
+        value = term.values[turn.turn]
+        if value is not None:
+            numbers = "   ".join(f"{name} {each[turn.turn]:.4g}" for name, each in term.numbers.items())
+            yield CreditLine(term.name, numbers, f"{value:+.4g}")
+            names.append(term.name)
+            values.append(value)
+    summed, total = " + ".join(names) or "it returned no terms, which would be shown here", math.fsum(values)
+    if config is not None and config.algorithm.advantage.whiten:
+        summed += "; whitened afterwards, by mean and deviation of all trained tokens of the step, which no file holds"
+    elif values and not math.isclose(total, turn.advantage, rel_tol=EXACT, abs_tol=EXACT):
+        summed += f"; these give {total:+.4g}"
+    yield CreditLine("advantage", f"{config.estimator if config is not None else 'advantage'}: {summed}", recorded)
 
 
 def _weight(
@@ -152,7 +111,16 @@ class TrajectoryReader:
 
     def __init__(self, index: Index, batch: TrajectoryBatch) -> None:
         self._index, self.batch = index, batch
-        self.formulas = CreditFormulas(batch)
+
+    @cached_property
+    def _config(self) -> "RunConfig | None":
+        """Of the batch. Read when it is needed: the first screen shows no credit."""
+        return config_of(self.batch)
+
+    @cached_property
+    def _credit(self) -> dict[str, Credit]:
+        """Of the batch, by trajectory."""
+        return credit_of(self.batch.file) or {}
 
     @cached_property
     def texts(self) -> TokenTexts:
@@ -182,6 +150,27 @@ class TrajectoryReader:
         )
         return OpenedTrajectory(record=record, scored=scored, turns=views, reader=self)
 
+    def credit(self, record: IndexedTrajectory, group: Group, turn: TurnView) -> tuple[CreditLine, ...]:
+        """The steps from reward to weight of the tokens of a turn, with the numbers that were recorded.
+
+            in short   3 of 8 right, this one right; 21 tokens against the siblings' 34: +1.25
+            score      correct 1   short 0.05                                          1
+            group      8 trajectories, scores 1  0  0  1  0  0  1  0
+            N(R)       R 1   mean 0.375   deviation 0.5175                             +1.207
+            λ·g(p)·E   C 21   u 0.25   g(p) 0.375   E +0.61                            +0.046
+            advantage  efficient: N(R) + λ·g(p)·E                                      +1.253
+            weight     trajectory_constant: 1 / (B·L) = 1 / (96 · 256)                 4.07e-05
+
+        The terms are those that the estimator added up when the credit was given: none is computed here.
+        """
+        sentence, given = group.credit_sentence(record), self._credit.get(record.id)
+        return (
+            *([CreditLine("in short", sentence, "")] if sentence else []),
+            *_reward(record, turn),
+            *_advantage(record, group, turn, self._config, given),
+            *_weight(record, turn, self._config, given),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedTrajectory:
@@ -203,7 +192,7 @@ class OpenedTrajectory:
 
     def credit(self, turn: int, group: Group) -> tuple[CreditLine, ...]:
         """The steps from the reward to the weight of a turn's tokens, in the trajectory's group."""
-        return self.reader.formulas.lines(self.record, group, self.turns[turn])
+        return self.reader.credit(self.record, group, self.turns[turn])
 
     def prompt(self, turn: int) -> str | None:
         """The prompt of a turn as text, special tokens included; None: there is no tokenizer."""

@@ -8,7 +8,6 @@ import math
 import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import pictures_named
-from condensegrpo.inspection.samples import SampleReader, SampleSet
-from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Metrics, Pairs, Series, series, variants
+from condensegrpo.inspection.samples import SampleReader
+from condensegrpo.reporting.plots import PANELS, SHARES, Diagram, Pairs, Series, series, variants
 from condensegrpo.storage.environment import ENVIRONMENT
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -31,41 +30,13 @@ MOST_POINTS = 2000  # of a curve; of longer ones every second, third … point a
 SHARE_OF_TIME = 0.01  # of a run that writing its page may take
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeNote:
-    """What a resume changed."""
-
-    first_step: int
-    text: str
-    learned: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
-    """The data of the page."""
-
-    name: str
-    state: str
-    folder: str  # as a shell takes it
-    grids: tuple[tuple[float, ...], ...]  # the steps of curves
-    curves: Mapping[str, tuple[int, tuple[float | None, ...]]]  # by metric: the index of its grid, and its values
-    metrics: Mapping[str, Pairs]  # by name: the lines of its diagram, each a key of ``curves`` and a label
-    variants: tuple[str, ...]  # of the evaluation
-    diagrams: tuple[Diagram, ...]  # that it shows first
-    changes: tuple[ChangeNote, ...]
-    samples: tuple[SampleSet, ...]
-    pictures: Mapping[str, str]  # data URIs of small pictures, by what stands for them in a text
-    configuration: Pairs
-    environment: Pairs
-
-
 def write_page(run_folder: Path, reader: SampleReader | None = None, *, file: Path | None = None) -> Path:
     """Write a run's page, by default ``report.html`` in its folder, whether it has ended or not; returns its path."""
     run, file = RunFolder(run_folder), file or run_folder / "report.html"
     report = run_report(run, reader or SampleReader(run))
     styles = ("inspection/page.css", "reporting/report.css")
     scripts = ("inspection/page.js", "reporting/report.js")
-    write_atomically(file, page(report.name, report, styles=styles, scripts=scripts))
+    write_atomically(file, page(run.path.resolve().name, report, styles=styles, scripts=scripts))
     return file
 
 
@@ -92,13 +63,15 @@ class ReportTracker:
             self._outdated = False
 
 
-def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
+def run_report(run: RunFolder, reader: SampleReader) -> dict[str, object]:
     """The data of the page of a run."""
-    metrics = _metrics(run)
+    metrics = read_metrics(run.metrics)
+    if not metrics:
+        raise RunError(f"making the report of {run.path}: {run.metrics} holds no metrics yet. Train a step first.")
     configuration = _settings(run.config)
     varied = variants(metrics)
-    grids: dict[tuple[float, ...], int] = {}
-    curves: dict[str, tuple[int, tuple[float | None, ...]]] = {}
+    grids: dict[tuple[float, ...], int] = {}  # the steps of curves
+    curves: dict[str, tuple[int, tuple[float | None, ...]]] = {}  # by metric: the index of its grid, and its values
     for key in sorted({key for line in metrics for key in line} - {"step"}):
         steps, values = _thinned(series(metrics, key))
         rounded = (float(f"{value:.6g}") if math.isfinite(value) else None for value in values)  # JSON has no NaN
@@ -107,31 +80,25 @@ def run_report(run: RunFolder, reader: SampleReader) -> RunReport:
     newest = (text for each in reversed(samples) for text in each.texts)
     last, planned = round(max(line["step"] for line in metrics)), dict(configuration).get("train.steps")
     written = datetime.now().astimezone().isoformat(" ", "minutes")
-    return RunReport(
-        name=run.path.resolve().name,
-        state=f"{plural(last, 'step')}{f' of {planned}' if planned else ''}, written {written}",
-        folder=shlex.quote(str(typed_path(run.path))),
-        grids=tuple(grids),
-        curves=curves,
-        metrics={name: _lines(name, varied) for name in sorted(_names(curves, varied))},
-        variants=varied,
-        diagrams=tuple(_diagrams(curves, varied)),
-        changes=tuple(
-            ChangeNote(first_step=change.first_step, text=str(change), learned=change.learned)
+    return {
+        "name": run.path.resolve().name,
+        "state": f"{plural(last, 'step')}{f' of {planned}' if planned else ''}, written {written}",
+        "folder": shlex.quote(str(typed_path(run.path))),  # as a shell takes it
+        "grids": tuple(grids),
+        "curves": curves,
+        # by name: the lines of its diagram, each a key of ``curves`` and a label
+        "metrics": {name: _lines(name, varied) for name in sorted(_names(curves, varied))},
+        "variants": varied,  # of the evaluation
+        "diagrams": tuple(_diagrams(curves, varied)),  # that it shows first
+        "changes": [  # by resumes
+            {"first_step": change.first_step, "text": str(change), "learned": change.learned}
             for change in recorded_changes(run)
-        ),
-        samples=samples,
-        pictures=pictures_named(newest, run.media, most=MOST_PICTURES),
-        configuration=configuration,
-        environment=_settings(run.path / ENVIRONMENT),
-    )
-
-
-def _metrics(run: RunFolder) -> Metrics:
-    metrics = read_metrics(run.metrics)
-    if not metrics:
-        raise RunError(f"making the report of {run.path}: {run.metrics} holds no metrics yet. Train a step first.")
-    return metrics
+        ],
+        "samples": samples,
+        "pictures": pictures_named(newest, run.media, most=MOST_PICTURES),
+        "configuration": configuration,
+        "environment": _settings(run.path / ENVIRONMENT),
+    }
 
 
 def _thinned(line: Series) -> Series:

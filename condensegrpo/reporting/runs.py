@@ -76,18 +76,13 @@ class RunComparison:
 
 
 class _Latest(NamedTuple):
-    """The last evaluation of a name."""
+    """The last evaluation of a name in a run."""
 
+    run: RunFolder
+    name: str
     step: int
     metrics: Mapping[str, float]
     conditions: tuple[object, ...] | None = None  # of ``condensegrpo eval``; None: those of its run
-
-
-class _Evaluated(NamedTuple):
-    """A run with its last evaluation of each name."""
-
-    run: RunFolder
-    latest: Mapping[str, _Latest]
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -142,16 +137,16 @@ def compare_runs(runs: Sequence[RunFolder]) -> RunComparison:
     settings = [{".".join(path): value for path, value in each if value != {}} for each in values]
     keys = dict.fromkeys(key for setting in settings for key in setting)
     rows = {key: tuple(setting.get(key) for setting in settings) for key in keys}
-    evaluated = [_Evaluated(run, _latest_evaluations(run)) for run in runs]
+    latest = [_latest_evaluations(run) for run in runs]
     return RunComparison(
         runs=names,
         settings={key: values for key, values in rows.items() if any(value != values[0] for value in values)},
         metrics=tuple(read_metrics(run.metrics) for run in runs),
         evaluations=tuple(
-            _compared(evaluation, name, evaluated_run, evaluated[0] if evaluated_run is not evaluated[0] else None)
-            for evaluation in dict.fromkeys(evaluation for run in evaluated for evaluation in run.latest)
-            for name, evaluated_run in zip(names, evaluated, strict=True)
-            if evaluation in evaluated_run.latest
+            _compared(name, each[evaluation], None if number == 0 else latest[0].get(evaluation))
+            for evaluation in dict.fromkeys(evaluation for each in latest for evaluation in each)
+            for number, (name, each) in enumerate(zip(names, latest, strict=True))
+            if evaluation in each
         ),
     )
 
@@ -214,10 +209,10 @@ def _latest_evaluations(run: RunFolder) -> dict[str, _Latest]:
     """The last evaluation of each name: those of the training, then those of ``condensegrpo eval``."""
     latest: dict[str, _Latest] = {}
     for line in read_metrics(run.metrics):
-        latest |= {name: _Latest(int(line["step"]), metrics_of(name, line)) for name in evaluations_in(line)}
+        latest |= {name: _Latest(run, name, int(line["step"]), metrics_of(name, line)) for name in evaluations_in(line)}
     for stored in stored_evaluations(run):
         conditions = _conditions(run, run.evaluation(stored.step, stored.name))
-        latest[stored.name] = _Latest(stored.step, stored.metrics, conditions)
+        latest[stored.name] = _Latest(run, stored.name, stored.step, stored.metrics, conditions)
     return latest
 
 
@@ -232,22 +227,21 @@ def _conditions(run: RunFolder, file: Path) -> tuple[object, ...] | None:
     return None if given == own else given
 
 
-def _compared(evaluation: str, name: str, evaluated_run: "_Evaluated", base: "_Evaluated | None") -> ComparedEvaluation:
+def _compared(run: str, latest: _Latest, base: _Latest | None) -> ComparedEvaluation:
     """An evaluation of a run, its success paired by problem with that of the base."""
-    step, metrics, conditions = evaluated_run.latest[evaluation]
     difference, pairs = None, 0
-    if base is not None and evaluation in base.latest and conditions == base.latest[evaluation].conditions:
-        sides = [correctness(side.run, side.latest[evaluation].step, evaluation) for side in (evaluated_run, base)]
+    if base is not None and latest.conditions == base.conditions:
+        sides = [correctness(side.run, side.step, side.name) for side in (latest, base)]
         both = sides[0].keys() & sides[1].keys()
         pairs = len(both)
         if both:
             difference = paired_difference(*({problem: side[problem] for problem in both} for side in sides))
     return ComparedEvaluation(
-        evaluation=evaluation,
-        run=name,
-        step=step,
-        success=_interval(metrics, "success"),
-        metrics=metrics,
+        evaluation=latest.name,
+        run=run,
+        step=latest.step,
+        success=_interval(latest.metrics, "success"),
+        metrics=latest.metrics,
         difference=difference,
         pairs=pairs,
     )

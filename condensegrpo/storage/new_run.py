@@ -7,7 +7,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import TEMPORARY, write_atomically, writing
-from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.run_folder import RunFolder
 
 
 @contextmanager
@@ -52,10 +52,10 @@ def check_run_name(path: Path, *, overwrite: bool) -> None:
 
 
 def _taken(run: RunFolder) -> RunError:
-    steps = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
     return RunError(
-        f"creating the run folder {run.path}: the name is taken by a run after step {steps}. Give this run another "
-        f"name (name={free_name(run.path)}), continue that run (--resume {run.path}), or delete it (--overwrite)."
+        f"creating the run folder {run.path}: the name is taken by a run after step {run.last_step or 0}. Give "
+        f"this run another name (name={free_name(run.path)}), continue that run (--resume {run.path}), or delete it "
+        f"(--overwrite)."
     )
 
 

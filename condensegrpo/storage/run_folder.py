@@ -113,6 +113,12 @@ class RunFolder:
         """Whether a process holds the lock."""
         return is_locked(self.path / "lock", fcntl.LOCK_SH)
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step that was logged; None: nothing was."""
+        steps = [line["step"] for line in read_metrics(self.metrics)]
+        return int(max(steps)) if steps else None
+
     def trajectories(self, step: int) -> Path:
         """The trajectories sampled for one optimiser step."""
         return self.trajectory_folder / f"step_{step:06d}.parquet"

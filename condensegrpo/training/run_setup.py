@@ -25,7 +25,7 @@ from condensegrpo.core.process import resume_collections
 from condensegrpo.learner.launchers import launched_rank
 from condensegrpo.storage.files import TEMPORARY, keep_compiled
 from condensegrpo.storage.new_run import check_run_name, new_run
-from condensegrpo.storage.run_folder import RunFolder, read_metrics
+from condensegrpo.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def prepare_run(
 
 def _check_checkpoints(run: RunFolder) -> None:
     """Check that a run has a checkpoint if it must have saved one: else it would begin again over its metrics."""
-    last = int(max((line["step"] for line in read_metrics(run.metrics)), default=0))
+    last = run.last_step or 0
     schedule = config_at(run, last).train
     saved_by = schedule.save_every * (2 if schedule.save_in_background else 1)
     found = any(TEMPORARY not in path.name for path in run.checkpoints.glob("step_*"))

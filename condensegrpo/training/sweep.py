@@ -71,7 +71,7 @@ class StudyRun:
     @property
     def step(self) -> int:
         """Optimiser steps that it logged."""
-        return int(max((line["step"] for line in read_metrics(self.folder.metrics)), default=0))
+        return self.folder.last_step or 0
 
     @property
     def command(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from condensegrpo.episodes.toolformats import transcript
 from condensegrpo.evaluation.figures import evaluation_metrics
 from condensegrpo.reporting.run_report import ReportTracker
 from condensegrpo.storage.files import read_object, write_atomically
-from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
+from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
 from condensegrpo.storage.trajectories import sample_trajectories
 from condensegrpo.trackers.background import BackgroundTracker
 
@@ -53,14 +53,14 @@ class RunTracking:
         self._identities = read_object(self._folder.trackers, str)
         config = {key: without_credentials(value) for key, value in self._config.model_dump(mode="json").items()}
         folder, known = self._folder.path, dict(self._identities)
-        recorded = int(max((line["step"] for line in read_metrics(self._folder.metrics)), default=-1))
+        last = self._folder.last_step
         for key, tracker in self._trackers.items():
             run = RunStart(
                 name=folder.name,
                 folder=folder,
                 config=config,
                 step=done,
-                recorded=recorded,
+                recorded=-1 if last is None else last,
                 identity=known.get(key),
             )
             tracker.start(run, partial(self._remember, key))
