@@ -184,11 +184,6 @@ def test_a_narrow_terminal_shows_whole_names_and_no_times() -> None:
     assert "seconds" not in capture.get()
 
 
-def test_contenders_that_met_other_problems_are_not_compared() -> None:
-    with pytest.raises(ValueError, match="2 problems are on one side only"):
-        comparison("m", [rated("x", {"a": [1.0]}), rated("y", {"b": [1.0]})])
-
-
 def test_the_picture_is_written_as_png_and_svg(tmp_path: Path) -> None:
     found = comparison("m", [rated("x", {"a": [1.0], "b": [0.0]}), rated("one problem", {"a": [1.0], "b": [1.0]})])
     png, svg = plot_comparison(found, tmp_path / "comparison")

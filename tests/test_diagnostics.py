@@ -205,11 +205,6 @@ def test_shares_of_nothing_are_zero() -> None:
     assert only_dropped == {**credit_metrics([]), "groups_dropped": 1.0}
 
 
-def test_a_trajectory_needs_a_weight_for_every_advantage() -> None:
-    with pytest.raises(ValueError, match=r"2 advantages, 1 weights, in group a"):
-        row("a", 1, [0.5, 0.5], [1.0])
-
-
 def test_rows_travel_between_ranks() -> None:
     one = row("a", 1, [0.5, 0.25], [1.0, 2.0])
     assert pickle.loads(pickle.dumps(one)) == one
@@ -328,12 +323,6 @@ def test_gini_knows_neither_scale_nor_order(values: list[float], scale: float, d
 
 def test_gini_of_nothing_is_zero() -> None:
     assert gini([]) == gini([0.0, 0.0]) == 0
-
-
-@pytest.mark.parametrize("strange", [-1.0, math.nan, math.inf])
-def test_gini_refuses_what_is_no_amount(strange: float) -> None:
-    with pytest.raises(ValueError, match=f"finite values of at least 0, found {strange}"):
-        gini([1.0, strange, 2.0])
 
 
 # --- groups without signal

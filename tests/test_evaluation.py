@@ -41,16 +41,6 @@ def test_the_order_of_the_trajectories_changes_nothing() -> None:
     assert evaluation_of("x", samples, seed=0, seconds=0.0) == evaluation_of("x", samples[::-1], seed=0, seconds=0.0)
 
 
-def test_uneven_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"equally many .* found \{'a': 2, 'b': 1\}"):
-        evaluation_of("x", [sample("a", 0, 1), sample("a", 1, 1), sample("b", 0, 1)], seed=0, seconds=0.0)
-
-
-def test_nothing_sampled_is_refused() -> None:
-    with pytest.raises(ValueError, match="equally many"):
-        evaluation_of("x", [], seed=0, seconds=0.0)
-
-
 def test_ranks_may_hand_in_uneven_shares() -> None:
     # five problems on two ranks: 0, 2, 4 and 1, 3; tenths, whose sums depend on the order where they are rounded
     whole = [sample(name, n, (n + ord(name)) % 10 / 10) for name in "abcde" for n in range(3)]
