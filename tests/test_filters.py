@@ -70,7 +70,9 @@ def test_what_is_not_known_is_neither_less_nor_greater() -> None:
     assert not parse_where("advantage > 0")(unknown)
     assert not parse_where("advantage <= 0")(unknown)
     assert parse_where("advantage == None and answer == None")(unknown)
-    assert not parse_where("'7' in answer")(unknown)
+    assert not parse_where("'7' in answer or '' in answer or answer in question or 'a' < answer < 'b'")(unknown)
+    assert parse_where("answer != '7' and answer not in ('7', 'x') and answer in ('7', None)")(unknown)
+    assert not parse_where("answer != None or answer == question or not advantage == None")(unknown)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
-"""``--where`` and ``--sort``: a small language over the figures of a trajectory. Parsed and checked; no ``eval``.
+"""``--where`` and ``--sort``: a small language over the figures of a trajectory, a part of Python's expressions.
 
 score == 0 and turns > 3          not correct or stop in ('format', 'aborted')          -1 < advantage < 0
 """
 
 import ast
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import pairwise
-from typing import Any
 
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.threads import parsed_expression
@@ -16,8 +13,6 @@ from condensegrpo.core.wording import did_you_mean
 Value = str | float | bool | None
 Fields = Mapping[str, Value]
 Where = Callable[[Fields], bool]
-Term = Callable[[Fields], object]  # a value of Value, or a tuple of them
-Comparison = Callable[[object, object], bool]
 
 FIELDS = {  # the names in a condition, and the attributes of records.IndexedTrajectory that they stand for
     "step": "step",
@@ -47,6 +42,10 @@ FIELDS = {  # the names in a condition, and the attributes of records.IndexedTra
     "answer": "answer",
     "seconds": "figures.seconds",
 }
+LANGUAGE = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Name, ast.Load, ast.Compare),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
+)
 ALIASES = {"ctx": "context", "valid_format": "format"}  # as lists and the training table abbreviate them
 
 
@@ -61,15 +60,19 @@ def parse_where(text: str, known: Collection[str] = tuple(FIELDS)) -> Where:
         tree = parsed_expression(text.strip())
     except (SyntaxError, ValueError, MemoryError) as error:  # the last one for very many parentheses
         raise _refusal(text, str(error.args[0]) if error.args else "it cannot be read") from error
-    for node in _names(tree):
+    for node in ast.walk(tree):
+        if not _in_language(node):
+            raise _refusal(text, f"{ast.unparse(node)!r} is not part of this language")
+    names = [*_names(tree)]
+    for node in names:
         node.id = _field(node.id, known)
-    term = _term(tree.body, text)
-    for node in _names(tree):
         _check(node.id, f"--where {text!r}", known)
+    condition = compile(tree, "--where", "eval")
 
     def where(fields: Fields) -> bool:
+        values = {node.id: UNKNOWN if (value := fields.get(node.id)) is None else value for node in names}
         try:
-            return bool(term(fields))
+            return bool(eval(condition, {"__builtins__": {}}, values))  # nothing but ``LANGUAGE``
         except TypeError as error:
             raise _refusal(text, f"it compares text with a number ({error})") from error
 
@@ -112,62 +115,38 @@ def sort_key(text: str, known: Collection[str] = tuple(FIELDS)) -> Callable[[Fie
     return key
 
 
-def _term(node: ast.expr, text: str) -> Term:
-    """A syntax node as a function of the fields; nodes outside the language are refused."""
+def _in_language(node: ast.AST) -> bool:
+    """Whether a condition may have a syntax node: comparisons of fields and values, joined by and, or, not."""
     match node:
-        case ast.BoolOp(op=op, values=values):
-            parts, join = [_term(value, text) for value in values], all if isinstance(op, ast.And) else any
-            return lambda fields: join(part(fields) for part in parts)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            inner = _term(operand, text)
-            return lambda fields: not inner(fields)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return lambda _: -number
-        case ast.Compare(left=left, ops=ops, comparators=rights):
-            if any(type(op) not in COMPARISONS for op in ops):
-                raise _refusal(text, "it can compare with == != < <= > >= in and not in")
-            sides, comparisons = [_term(side, text) for side in (left, *rights)], [COMPARISONS[type(op)] for op in ops]
-            return lambda fields: all(
-                compare(*pair)
-                for compare, pair in zip(comparisons, pairwise([side(fields) for side in sides]), strict=True)
-            )
-        case ast.Name(id=name):
-            return lambda fields: fields.get(name)
-        case ast.Constant(value=str() | int() | float() | None as value):
-            return lambda _: value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return isinstance(operand, ast.Constant) and isinstance(operand.value, int | float)
+        case ast.Constant(value=value):
+            return isinstance(value, str | int | float | None)
         case ast.Tuple(elts=items) | ast.List(elts=items):
-            if any(isinstance(item, ast.Tuple | ast.List) for item in items):
-                raise _refusal(text, "a list may not hold a list")
-            terms = [_term(item, text) for item in items]
-            return lambda fields: tuple(term(fields) for term in terms)
-    raise _refusal(text, f"{ast.unparse(node)!r} is not part of this language")
+            return not any(isinstance(item, ast.Tuple | ast.List) for item in items)
+    return isinstance(node, LANGUAGE)
 
 
-def _ordered(compare: Callable[[Any, Any], bool]) -> Comparison:
-    """The comparison, False for unknown values."""
-    return lambda left, right: left is not None and right is not None and compare(left, right)
+class _Unknown(str):
+    """An unknown value: equal to None alone, in no text, and neither less nor greater than any value."""
 
+    def __eq__(self, other: object) -> bool:
+        return other is None or other is self
 
-def _contained(left: object, right: object) -> bool:
-    if isinstance(right, str):
-        return isinstance(left, str) and left in right
-    if isinstance(right, tuple):
-        return left in right
-    if right is None:
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: object) -> bool:
         return False
-    raise TypeError(f"'in' wants a list or text, found {right!r}")
+
+    __le__ = __gt__ = __ge__ = __contains__ = __lt__
+    __hash__ = str.__hash__
+
+    def __bool__(self) -> bool:
+        return False
 
 
-COMPARISONS: Mapping[type[ast.cmpop], Comparison] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.In: _contained,
-    ast.NotIn: lambda left, right: not _contained(left, right),
-    ast.Lt: _ordered(operator.lt),
-    ast.LtE: _ordered(operator.le),
-    ast.Gt: _ordered(operator.gt),
-    ast.GtE: _ordered(operator.ge),
-}
+UNKNOWN = _Unknown("\0")
 
 
 def _check(name: str, option: str, known: Collection[str]) -> None:
