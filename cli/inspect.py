@@ -228,8 +228,7 @@ def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: boo
     """The values to print of a step and of the first chosen trajectory, with its sampled ``tokens`` if requested."""
     every = tuple(index.records(batch))
     matches = choice.of(every)
-    largest = max(record.figures.context_tokens for record in every)
-    opened = TrajectoryReader(index, batch).open(matches[0], largest=largest, tokens=tokens)
+    opened = TrajectoryReader(index, batch).open(matches[0], tokens=tokens)
     return FileView(groups=groups(every), matches=matches, opened=opened)
 
 

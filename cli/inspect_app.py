@@ -351,7 +351,7 @@ class InspectorApp(App[None]):
             self.notify("it has no sibling")
             return
         self.push_screen(
-            CompareDialog(opened, lambda by: self.selection.read(self.selection.sibling(by) or opened.record, group))
+            CompareDialog(opened, lambda by: self.selection.read(self.selection.sibling(by) or opened.record))
         )
 
     def action_keys(self) -> None:

@@ -179,18 +179,17 @@ class Selection:
         """Open a trajectory at a turn."""
         if self.opened is None or self.opened.record != record:
             self.group = self.index.group(record)
-            self.opened = self.read(record, self.group)
+            self.opened = self.read(record)
         self.turn = max(0, min(turn, len(self.opened.turns) - 1))
         return self.opened
 
-    def read(self, record: IndexedTrajectory, group: Group) -> OpenedTrajectory:
+    def read(self, record: IndexedTrajectory) -> OpenedTrajectory:
         """Read a trajectory, without showing it."""
         file = record.file
         if file not in self._readers:
             batch = self.batch if file == self.batch.file else self.index.batch(file)
             self._readers[file] = TrajectoryReader(self.index, batch)
-        largest = max(sibling.figures.context_tokens for sibling in group.siblings)
-        return self._readers[file].open(record, largest=largest)
+        return self._readers[file].open(record)
 
     def sibling(self, by: int) -> IndexedTrajectory | None:
         """The sibling beside the trajectory that is shown, around the ends."""

@@ -55,7 +55,7 @@ def test_the_application_says_it_beside_the_whole_history_also_where_the_prompt_
     index.update()
     (batch,) = index.batches()
     (record,) = index.records()
-    opened = TrajectoryReader(index, batch).open(record, largest=9000)
+    opened = TrajectoryReader(index, batch).open(record)
     console = Console(width=200, color_system=None)
 
     def tab(turn: int) -> str:

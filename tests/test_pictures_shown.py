@@ -83,7 +83,7 @@ def opened(run: RunFolder) -> OpenedTrajectory:
     index.update([file])
     batch = index.batch(file)
     (record,) = index.records(batch)
-    return TrajectoryReader(index, batch).open(record, largest=48)
+    return TrajectoryReader(index, batch).open(record)
 
 
 def drawn(part: object, color: str | None = "truecolor") -> str:

@@ -81,7 +81,7 @@ class Rollout:
     def _views(self, *, tokens: bool = False) -> tuple[TurnView, ...]:
         """Its turns as they are shown, with their sampled ``tokens`` if requested."""
         reader = TrajectoryReader(self._index, self.batch)
-        return reader.open(self.record, largest=self.figures.context_tokens, tokens=tokens).turns
+        return reader.open(self.record, tokens=tokens).turns
 
     def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
         views = self._views(tokens=tokens)

@@ -27,6 +27,7 @@ class TrajectoryBatch:
     is_evaluation: bool  # whether they were sampled to evaluate, so that nothing is learned from them
     trajectories: int  # how many
     success: float  # the mean of ``correct``
+    largest: int  # context tokens of any trajectory
     signal: float | None  # share of the groups of which a member has an advantage; None: no credit was given (yet)
 
     @property

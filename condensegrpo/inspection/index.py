@@ -305,6 +305,7 @@ def _batch(file: Path, known: Provenance | None, table: "pyarrow.Table", starts:
         is_evaluation=known is not None and known.evaluation is not None,
         trajectories=len(table),
         success=compute.mean(table["correct"]).as_py() or 0.0,
+        largest=compute.max(table["context_tokens"]).as_py() or 0,
         signal=len(with_signal) / len(with_credit) if with_credit else None,
     )
 

@@ -64,15 +64,14 @@ class _Page:
         """A training step or an evaluation with some of its trajectories."""
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         views = {name: {record.id for record in matches} for name, matches in matching}
-        reader, largest = TrajectoryReader(self._index, batch), max(each.figures.context_tokens for each in records)
+        reader = TrajectoryReader(self._index, batch)
         return {
             "title": batch.title,
             "command": shlex.join(command_of(typed_path(self._index.path), batch)),  # that shows it
             "step": batch.number,
             "evaluation": batch.evaluation,  # null: a training batch
             "groups": [
-                self._group([reader.open(record, largest=largest) for record in group.siblings], views)
-                for group in groups(records)
+                self._group([reader.open(record) for record in group.siblings], views) for group in groups(records)
             ],
         }
 

@@ -1,7 +1,7 @@
 """A trajectory opened from its file, with all that is shown of it: the values that every view draws.
 
     reader = TrajectoryReader(index, batch)
-    opened = reader.open(record, largest=4096)
+    opened = reader.open(record)
     opened.turns[2], opened.pieces(2), opened.credit(2, group), opened.prompt(2)
 
 The views are the application on a terminal, the printed text, notebooks, and the HTML page.
@@ -132,19 +132,18 @@ class TrajectoryReader:
         """The context budget in tokens; None: it is not known."""
         return self.batch.provenance.max_context_tokens if self.batch.provenance is not None else None
 
-    def open(self, record: IndexedTrajectory, *, largest: int, tokens: bool = False) -> "OpenedTrajectory":
-        """Read a trajectory.
+    def open(self, record: IndexedTrajectory, *, tokens: bool = False) -> "OpenedTrajectory":
+        """Read a trajectory; where the budget is not known, the largest context of the batch stands for it.
 
         Args:
             record: which one.
-            largest: tokens of the context that stands for the budget if that is not known.
             tokens: whether its turns have their sampled tokens.
         """
         scored = self._index.read(record)
         views = turns(
             scored,
             record.credit,
-            budget=largest if self.budget is None else self.budget,
+            budget=self.batch.largest if self.budget is None else self.budget,
             tokenizer=self.texts if tokens else None,
             version_known=self.batch.version_known,
         )
