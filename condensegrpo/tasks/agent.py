@@ -29,7 +29,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.episodes.boundary import Boundary, called
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.calls import SandboxLimits
-from condensegrpo.tasks.agent_endpoint import AgentEndpoint, Inbox, client_variables
+from condensegrpo.tasks.agent_endpoint import Inbox, client_variables, serving
 from condensegrpo.tasks.agent_episode import AgentEpisode
 from condensegrpo.tasks.jsonl import QuestionRows
 
@@ -128,7 +128,7 @@ class ProgramEpisode(AgentEpisode):
     async def run(self) -> Step:
         """The program or function from its start to its end, with a URL and a key of its own."""
         program = self._task.program
-        async with AgentEndpoint.serving(self.inbox) as url:
+        async with serving(self.inbox) as url:
             run = self._program(program, url) if isinstance(program, tuple) else self._called(program, url)
             result: Result = await run
         if isinstance(result, str | None):

@@ -1,6 +1,6 @@
-"""The endpoint of agents: one server for each event loop, one key for each episode, the APIs that agents speak.
+"""The endpoint of agents: a server and a key for each episode, and the APIs that agents speak.
 
-    agent ── POST, see DIALECTS ──▶ AgentEndpoint ── ChatRequest ──▶ Inbox of the episode ──▶ environment
+    agent ── POST, see DIALECTS ──▶ serving ── ChatRequest ──▶ Inbox of the episode ──▶ environment
           ◀── JSON, or server-sent events ──── ChatReply ◀──── ChatRequest.reply ◀─────
 
 What cannot be answered is refused in the form of its API's errors; clients repeat a request only if others wait (429).
@@ -14,9 +14,8 @@ import resource
 import secrets
 import socket
 import time
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Completing = Callable[[web.Request, Dialect], Awaitable[tuple[ChatRequest, ChatReply]]]
 Count = Callable[[Sequence[Message], Sequence[EnvironmentTool]], int]
 MAX_OPEN = 32  # requests of one episode at a time
-_ENDPOINTS = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "AgentEndpoint"]()
 
 
 class Inbox:
@@ -113,64 +111,30 @@ class Inbox:
                 request.reply.set_exception(RequestRefused("the episode has ended", status=410))
 
 
-class AgentEndpoint:
-    """The server of one event loop. It opens with the first inbox and closes with the last."""
+@asynccontextmanager
+async def serving(inbox: Inbox) -> AsyncIterator[str]:
+    """A block in which the requests of an inbox are served, by its key alone; the base URL for clients."""
 
-    def __init__(self) -> None:
-        self._inboxes = dict[str, Inbox]()
-        self._opening = asyncio.Lock()
-        self._serving = AsyncExitStack()
-        self._port = 0  # not open
+    def check_key(http: web.Request) -> None:
+        if inbox.key not in api_keys(http):
+            raise RequestRefused("the key is not that of the episode", status=401)
 
-    @classmethod
-    @asynccontextmanager
-    async def serving(cls, inbox: Inbox) -> AsyncIterator[str]:
-        """A block in which the running event loop serves the requests of an inbox; the base URL for clients."""
-        loop = asyncio.get_running_loop()
-        endpoint = _ENDPOINTS.setdefault(loop, cls())
-        endpoint._inboxes[inbox.key] = inbox
-        try:
-            await endpoint._open()
-            yield f"http://127.0.0.1:{endpoint._port}/v1"
-        finally:
-            del endpoint._inboxes[inbox.key]
-            if not endpoint._inboxes:
-                _ENDPOINTS.pop(loop, None)
-                await endpoint._serving.aclose()
+    async def complete(http: web.Request, dialect: Dialect) -> tuple[ChatRequest, ChatReply]:
+        check_key(http)
+        with inbox.admitted():
+            request = inbox.read(await read_body(http), dialect)
+            return request, await inbox.reply_to(request)
 
-    @classmethod
-    def inbox(cls, *keys: str) -> Inbox:
-        """The inbox of a running episode of this event loop, by one of the keys; RequestRefused if none is of one."""
-        endpoint = _ENDPOINTS.get(asyncio.get_running_loop())
-        found = [] if endpoint is None else [endpoint._inboxes[key] for key in keys if key in endpoint._inboxes]
-        if not found:
-            raise RequestRefused("the key is of no running episode: it is wrong, or its episode has ended", status=401)
-        return found[0]
+    async def count(http: web.Request) -> int:
+        check_key(http)
+        if inbox.count is None:
+            raise RequestRefused("the episode has not begun", status=503)
+        request = inbox.read(await read_body(http), MESSAGES)
+        return await asyncio.to_thread(inbox.count, request.messages, request.tools)
 
-    async def _open(self) -> None:
-        async with self._opening:
-            if not self._port:
-                runner = await chat_runner(_complete, _count, MODEL, _inbox_of)
-                self._port = await self._serving.enter_async_context(listening(runner, "127.0.0.1", 0))
-
-
-def _inbox_of(http: web.Request) -> Inbox:
-    return AgentEndpoint.inbox(*api_keys(http))
-
-
-async def _complete(http: web.Request, dialect: Dialect) -> tuple[ChatRequest, ChatReply]:
-    inbox = _inbox_of(http)
-    with inbox.admitted():
-        request = inbox.read(await read_body(http), dialect)
-        return request, await inbox.reply_to(request)
-
-
-async def _count(http: web.Request) -> int:
-    inbox = _inbox_of(http)
-    if inbox.count is None:
-        raise RequestRefused("the episode has not begun", status=503)
-    request = inbox.read(await read_body(http), MESSAGES)
-    return await asyncio.to_thread(inbox.count, request.messages, request.tools)
+    runner = await chat_runner(complete, count, MODEL, check_key)
+    async with listening(runner, "127.0.0.1", 0) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 def api_keys(http: web.Request) -> list[str]:
@@ -262,7 +226,9 @@ async def chat_runner(
             transport.abort()
 
     runner.server.connection_made = accept_some  # type: ignore[method-assign]  # aiohttp has no limit of its own
-    asyncio.get_running_loop().set_exception_handler(_Rarely())
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop.get_exception_handler(), _Rarely):
+        loop.set_exception_handler(_Rarely())
     return runner
 
 
