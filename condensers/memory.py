@@ -151,8 +151,7 @@ class Recall(Condenser):
         units = {unit.turn: unit for unit in history.raw_units}
         if type(turn) is not int or turn not in units:
             raise ValueError(f"there is no turn {turn!r:.40}; the turns so far: {ranges(units) or 'none'}")
-        view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
-        if any(unit.turn == turn and _shows(unit, units[turn]) for unit in view):
+        if any(unit.turn == turn and _shows(unit, units[turn]) for unit in history.visible_units):
             raise ValueError(f"turn {turn} is in your context; read it there")
         text = "\n".join(map(bare, units[turn].results))
         rest = len(text) - self.max_chars

@@ -41,15 +41,14 @@ class Prune(Condenser):
     async def condense(self, history: History, budget: Budget) -> Condensed:
         """The units that are left, and the notes."""
         calls = prunings(history.raw_units)
-        gone = {turn for call in calls for turn in call.turns}
-        notes = {call.turns[-1]: call for call in calls if call.note}
+        gone, noted = _removed(calls)
 
         def shown() -> Iterator[Unit]:
             for unit in history.current_units:
                 if unit.is_note or unit.turn not in gone:
                     yield unit
-                elif unit.turn in notes:
-                    call = notes[unit.turn]
+                elif unit.turn in noted:
+                    call = noted[unit.turn]
                     dropped = [unit for unit in history.raw_units if unit.turn in call.turns]
                     yield note(history, dropped, call.note, how="replaced by your note above")
 
@@ -70,12 +69,9 @@ class Prune(Condenser):
         unknown = turns - units.keys()
         if unknown:
             raise ValueError(f"there is no turn {ranges(unknown)}; the turns so far: {ranges(units) or 'none'}")
-        view = history.raw_units if history.shown is None else (*history.shown, history.raw_units[-1])
-        calls = prunings(history.raw_units)
-        gone = {turn for call in calls for turn in call.turns}
+        view, (gone, noted) = history.visible_units, _removed(prunings(history.raw_units))
         visible = {unit.turn for unit in view if not unit.is_note and unit.turn not in gone}
-        notes = {call.turns[-1]: call.note for call in calls if call.note}
-        visible |= notes.keys() & {unit.turn for unit in view}
+        visible |= noted.keys() & {unit.turn for unit in view}
         omitted = turns - visible
         if omitted:
             raise ValueError(
@@ -83,7 +79,7 @@ class Prune(Condenser):
             )
         if arguments.get("note") is not None:
             raw = {turn: "".join(message.text for message in units[turn].messages) for turn in turns}
-            replaced = sum(len(notes.get(turn, text)) for turn, text in raw.items())
+            replaced = sum(len(noted[turn].note if turn in noted else text) for turn, text in raw.items())
             longest, note = min(self.note_chars, replaced - 1), text_argument(arguments, "note")
             if len(note) > longest:
                 raise ValueError(f"the note has {len(note)} characters, and at most {longest} are allowed here")
@@ -101,6 +97,11 @@ def prunings(units: Sequence[Unit]) -> tuple[Pruned, ...]:
         made = [call for call in made if call not in taken]
         made.append(Pruned(decision.turn, tuple(sorted(every)), note))
     return tuple(made)
+
+
+def _removed(calls: Sequence[Pruned]) -> tuple[set[int], dict[int, Pruned]]:
+    """The turns that some calls removed, and the calls with a note, by the turn in whose place it is shown."""
+    return {turn for call in calls for turn in call.turns}, {call.turns[-1]: call for call in calls if call.note}
 
 
 def _turns(arguments: Mapping[str, object]) -> set[int]:

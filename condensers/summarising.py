@@ -8,9 +8,9 @@ from string import Template
 
 from condensegrpo.condensers.fit import newest_that_fit, total
 from condensegrpo.condensers.observation_mask import ObservationMask
-from condensegrpo.core.condenser import Budget, Condensed, WrittenSummary
+from condensegrpo.core.condenser import Budget, Condensed, Count, WrittenSummary
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.messages import History, Unit, note
+from condensegrpo.core.messages import History, Message, Unit, note
 from condensegrpo.core.trajectory import FinishReason
 
 
@@ -63,6 +63,12 @@ def summary_plan(history: History, budget: Budget, *, keep_last: int, room: int,
     if all(unit.is_note for unit in covered) or total(kept) > budget.tokens:
         return None
     return SummaryPlan(covered=covered, kept=kept)
+
+
+def empty_summary_tokens(pinned: Sequence[Message], count: Count) -> int:
+    """The tokens that a summary without any text takes after the pinned messages."""
+    empty = note(History(pinned=()), [Unit(turn=0, reply=Message(role="assistant", content=""))], "")
+    return count((*pinned, *empty.messages)) - count(pinned)
 
 
 def finished_text(written: WrittenSummary) -> str:

@@ -13,6 +13,7 @@ from annotated_types import Ge
 from condensegrpo.condensers.decisions import decision_tool, decisions
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.condensers.summarising import (
+    empty_summary_tokens,
     read_instruction,
     summarised,
     summary_plan,
@@ -21,7 +22,7 @@ from condensegrpo.condensers.summarising import (
 )
 from condensegrpo.core.condenser import Budget, Condensed, Condenser, Count, Request
 from condensegrpo.core.errors import SummaryRefused
-from condensegrpo.core.messages import History, Message, Unit, note
+from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.wording import plural
 
@@ -52,11 +53,11 @@ class SummaryRequests(Condenser):
 
     def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
         """Refuse a budget in which a summary can never be requested, or never have its full length."""
-        reply, longest = Message(role="assistant", content=""), self._longest(budget)
+        longest = self._longest(budget)
         text = self.instruction.substitute(tokens=longest, kept=self.keep_last)
-        empty = Unit(turn=0, reply=reply)
+        empty = Unit(turn=0, reply=Message(role="assistant", content=""))
         request = count((*pinned, *empty.with_instruction(text).messages))
-        need = count((*pinned, *note(History(pinned=()), [empty], "").messages)) - count(pinned) + longest
+        need = empty_summary_tokens(pinned, count) + longest
         if need > budget.tokens or request > budget.prompt_tokens:
             raise ValueError(
                 f"behind system message and question a summary of {longest} tokens (max_tokens, or what a reply may "

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt
 
 from condensegrpo.condensers.summarising import (
     SummaryPlan,
+    empty_summary_tokens,
     read_instruction,
     summarised,
     summary_plan,
@@ -20,7 +21,7 @@ from condensegrpo.condensers.summarising import (
 )
 from condensegrpo.core.condenser import Budget, Condensed, Condenser, Count, TextWriter, WrittenSummary
 from condensegrpo.core.errors import SamplerError, SummaryRefused
-from condensegrpo.core.messages import History, Message, Unit, flatten, note
+from condensegrpo.core.messages import History, Message, flatten
 from condensegrpo.core.request_queue import SharedResults
 
 CACHED = 4096  # summaries in the cache
@@ -70,8 +71,7 @@ class SummaryModel(Condenser):
     def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
         """Refuse a local model that does not exist, and a budget without room even for an empty summary."""
         self._writer.check()
-        empty = note(History(pinned=()), [Unit(turn=0, reply=Message(role="assistant", content=""))], "")
-        need = count((*pinned, *empty.messages)) - count(pinned)
+        need = empty_summary_tokens(pinned, count)
         if need > budget.tokens:
             raise ValueError(
                 f"behind system message and question an empty summary takes {need} tokens, of {budget.tokens} that "

@@ -85,7 +85,7 @@ def past(condenser: Condenser, *calls: tuple[str, Mapping[str, object]] | None) 
     toolbox = Toolbox({tool.name: tool for tool in tools}, format=TOOL_FORMATS["tagged"])
     for turn, made in enumerate(calls):
         text = f"reply {turn}" if made is None else call(made[0], **made[1])
-        given = asyncio.run(toolbox.answer(text, history))
+        given = asyncio.run(toolbox.run(toolbox.format.parse(text), history))
         results = given.messages or (Message(role="user", content=f"seen {turn} " + "x" * 40),)
         reply = Message(role="assistant", content=text, tool_calls=given.calls)
         history = history.add(Unit(turn=turn, reply=reply, results=tuple(results)))

@@ -1,12 +1,12 @@
 """What a configuration names is built, or refused before any model is loaded."""
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from builders import trajectory, turn
+from formats import answers
 from tiny import qwen3, tokenizer
 
 from condensegrpo.algorithms import invariance
@@ -172,10 +172,8 @@ def test_a_tool_with_options_is_a_class_whose_call_is_the_tool(tmp_path: Path) -
     )
     components = build(quickstart(f"rollout.tools.use=[calculator, {{name: '{path}:Shout', options: {{times: 2}}}}]"))
     assert components.toolbox.names == ("calculator", "Shout")
-    answers = asyncio.run(
-        components.toolbox.answer('<tool_call>{"name": "Shout", "arguments": {"word": "no"}}</tool_call>')
-    )
-    assert [message.content for message in answers.messages] == ["NONO"]
+    shouted = answers(components.toolbox, '<tool_call>{"name": "Shout", "arguments": {"word": "no"}}</tool_call>')
+    assert [message.content for message in shouted.messages] == ["NONO"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.group import problem_groups
-from condensegrpo.episodes.player import collect
+from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.rewards.context import LinearPassRate
 from condensegrpo.rewards.outcome import Correct
 from condensegrpo.samplers.scripted import ScriptedSampler
@@ -55,12 +55,9 @@ def gather(
         seconds=lambda ids: 1.0 if any(f"[{name}]" in shown(ids) for name in slow) else 0.0,
     )
     found = asyncio.run(
-        collect(
+        LocalPlayer(environment=environment, engine=engine(sampler, **limits), reward=reward).play(
             problem_groups(problems or [replace(problem(0), answer="1")], 7),
             samples=samples,
-            environment=environment,
-            engine=engine(sampler, **limits),
-            reward=reward,
             run_seed=0,
             step=7,
             on_scored=lambda one: handed.append(one.trajectory.id),

@@ -1,9 +1,9 @@
 """The sandbox of a configuration is a value of its own: no other configuration in the process changes it."""
 
-import asyncio
 from pathlib import Path
 
 from builders import trajectory, turn
+from formats import answers
 
 from condensegrpo.assembly.build import build_components
 from condensegrpo.assembly.components import Components
@@ -26,7 +26,7 @@ def built(folder: Path, text: str) -> Components:
 
 
 def memory_of_the_tool(built: Components) -> int:
-    (message,) = asyncio.run(built.toolbox.answer(PRINT_MEMORY)).messages
+    (message,) = answers(built.toolbox, PRINT_MEMORY).messages
     return int("".join(filter(str.isdigit, message.content)))
 
 

@@ -1,6 +1,5 @@
 """The pages of tasks and tools against the code: their example trains, and every task and tool is there."""
 
-import asyncio
 import importlib.util
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from types import ModuleType
 import pytest
 from builders import trajectory, turn
 from command import ROOT, succeed
-from formats import TOOL_FORMATS
+from formats import TOOL_FORMATS, answers
 from recipe_world import make_model
 
 from condensegrpo.assembly.build import build
@@ -59,8 +58,8 @@ def test_the_example_can_be_assembled_and_its_tool_called(folder: Path, monkeypa
     assert (len(train), len(held_out)) == (4 * 97 - 60, 60)
     assert not {one.question for one in train} & {one.question for one in held_out}
     call = '<tool_call>{"name": "price", "arguments": {"item": "%s"}}</tool_call>'
-    answers = asyncio.run(components.toolbox.answer(call % "lamp" + call % "car"))
-    assert [message.content for message in answers.messages] == ["25", "Error: price: KeyError: 'car'"]
+    given = answers(components.toolbox, call % "lamp" + call % "car")
+    assert [message.content for message in given.messages] == ["25", "Error: price: KeyError: 'car'"]
 
 
 @pytest.mark.parametrize(("answer", "looked", "worth"), [("24", True, 1.0), ("24", False, 0.5), ("25", True, 0.0)])

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import pytest
 from command import succeed_as_script
-from formats import TOOL_FORMATS
+from formats import NO_HISTORY, TOOL_FORMATS, answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
@@ -103,9 +103,9 @@ def test_a_result_that_is_an_error_text_or_blank_is_no_success(returned: str, su
 
     for tool in (add, later):
         toolbox = Toolbox({"add": tool}, format=TAGGED, limits=ToolLimits(seconds=60))
-        answers = asyncio.run(toolbox.answer('<tool>{"name": "add", "args": {"a": 1}}</tool>'))
-        assert (answers.attempted, answers.succeeded) == (1, succeeded)
-        assert answers.messages[0].content == f"<result>{returned}</result>"
+        given = answers(toolbox, TAGGED_ADD)
+        assert (given.attempted, given.succeeded) == (1, succeeded)
+        assert given.messages[0].content == f"<result>{returned}</result>"
 
 
 def test_parallel_calls_are_read_in_order() -> None:
@@ -289,7 +289,7 @@ def test_a_picture_alone_is_a_success_and_any_argument_may_be_allowed_by_an_empt
     box = toolbox().with_tools([EnvironmentTool(name="look", description="Looks.", parameters=schema, call=look)])
     for arguments, successes in (({}, 1), ({"zoom": 2}, 1), ({"night": True}, 0)):
         reply = f"<tool_call>{json.dumps({'name': 'look', 'arguments': arguments})}</tool_call>"
-        found = asyncio.run(box.answer(reply))
+        found = answers(box, reply)
         assert (found.succeeded, len(found.messages[0].media)) == (successes, 1), found.messages[0].text
 
 
@@ -373,10 +373,6 @@ def toolbox(*tools: Any, form: str = "native", seconds: float = 60, max_chars: i
 
 def call(name: str, arguments: str = "{}") -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
-
-
-def answers(box: Toolbox, text: str) -> ToolAnswers:
-    return asyncio.run(box.answer(text))
 
 
 def contents(box: Toolbox, text: str) -> list[str]:
@@ -633,7 +629,7 @@ def test_the_exceptions_that_asyncio_dislikes_are_errors_too() -> None:
 
 def test_a_hung_tool_costs_only_itself() -> None:
     text = call("sleepy", '{"seconds": 20}') + call("sleepy", '{"seconds": 0}')
-    found = simulated(toolbox(sleepy, seconds=0.3).answer(text))
+    found = simulated(toolbox(sleepy, seconds=0.3).run(NATIVE.parse(text), NO_HISTORY))
     assert [message.content for message in found.messages] == [
         "Error: sleepy did not finish within 0.3 seconds",
         "woke up",
@@ -671,7 +667,7 @@ def test_cancelling_the_rollout_cancels_its_tools() -> None:
         return "done"
 
     async def interrupted() -> None:
-        task = asyncio.ensure_future(toolbox(patient).answer(call("patient")))
+        task = asyncio.ensure_future(toolbox(patient).run(NATIVE.parse(call("patient")), NO_HISTORY))
         await begun.wait()
         task.cancel()
         await asyncio.wait({task})
@@ -684,13 +680,15 @@ def test_a_hung_tool_does_not_hold_up_the_exit(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio, time\n"
+        "from condensegrpo.core.messages import History\n"
         "from condensegrpo.episodes.settings import ToolLimits\n"
         "from condensegrpo.episodes.toolcalls import Toolbox\n"
         "from condensegrpo.episodes.toolformats import Native\n"
         "def hang() -> str:\n    'Hangs.'\n    time.sleep(300)\n    return ''\n"
         "box = Toolbox({'hang': hang}, format=Native(), limits=ToolLimits(seconds=0.1))\n"
         'text = \'<tool_call>{"name": "hang", "arguments": {}}</tool_call>\'\n'
-        "print(asyncio.run(box.answer(text)).messages[0].content)\n"
+        "answers = asyncio.run(box.run(Native().parse(text), History(pinned=())))\n"
+        "print(answers.messages[0].content)\n"
     )
     assert succeed_as_script(program) == "Error: hang did not finish within 0.1 seconds\n"
 

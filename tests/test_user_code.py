@@ -36,7 +36,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.group import problem_groups
-from condensegrpo.episodes.player import collect
+from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.metrics.trajectories import summarise
@@ -83,15 +83,8 @@ def collected(
     parts = parts or engine(ScriptedSampler(lambda _: said("answer 1")))
     with BackgroundLoop("test", close_seconds=PLUGIN_SECONDS) as loop:
         return loop.run(
-            collect(
-                problem_groups([problem()], 0),
-                samples=samples,
-                environment=environment,
-                engine=parts,
-                reward=reward,
-                run_seed=0,
-                step=1,
-                on_scored=lambda one: None,
+            LocalPlayer(environment=environment, engine=parts, reward=reward).play(
+                problem_groups([problem()], 0), samples=samples, run_seed=0, step=1, on_scored=lambda one: None
             )
         )
 

@@ -20,12 +20,7 @@ from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.messages import Message
-from condensegrpo.core.protocols.task import (
-    Demonstration,
-    Problem,
-    Split,
-    Task,
-)
+from condensegrpo.core.protocols.task import Demonstration, Problem, Split, Task
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.episode import run_episode
@@ -92,7 +87,7 @@ class Demonstrations:
             media = tuple(part.sha256 for message in messages for part in message.media)
             return tuple(renderer.prompt(messages)), media
 
-        reply = lru_cache(CACHED)(lambda text, opening: renderer.reply_ids(text, opening))
+        reply = lru_cache(CACHED)(renderer.reply_ids)
         for turn in turns:
             ids, media = prompt(turn.context)
             yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply, ids[-OPENING:]), shown=turn, media=media)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import check_task, corpus_of
 from condensegrpo.assembly.held_out import check_disjoint, check_truths
-from condensegrpo.assembly.policy import model_of
+from condensegrpo.assembly.policy import frozen_writers
 from condensegrpo.assembly.rehearsal import rehearse
 from condensegrpo.assembly.runtime import renderer_for, renderer_with
 from condensegrpo.assembly.scorers import check_models
@@ -171,12 +171,13 @@ def check_writers(components: Components, source: str | None) -> None:
     Args:
         source: None: the policy is yet to be made, and its tokens are not compared.
     """
-    configs = (each.config for each in (components, *components.evaluations.values()))
-    for name in sorted({each.rollout.condense.writer for each in configs} - {"policy", "initial"}):
-        try:
-            check_vocabulary(writer := model_of(name))
-        except CondenseError as error:
-            raise ConfigError(f"checking rollout.condense.writer: {str(error).replace('model.path', 'it')}") from error
+    try:
+        writers = frozen_writers(each.config for each in (components, *components.evaluations.values())).values()
+        for writer in writers:
+            check_vocabulary(writer)
+    except CondenseError as error:
+        raise ConfigError(f"checking rollout.condense.writer: {str(error).replace('model.path', 'it')}") from error
+    for writer in writers:
         if source is not None and load_tokenizer(writer).get_vocab() != load_tokenizer(source).get_vocab():
             raise ConfigError(
                 f"checking rollout.condense.writer: the tokenizer of {writer} is not that of the policy, {source}: a "

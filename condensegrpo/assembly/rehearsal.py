@@ -34,7 +34,7 @@ from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.failures import FAILURES
 from condensegrpo.episodes.families import NO_FAMILY
 from condensegrpo.episodes.group import problem_groups
-from condensegrpo.episodes.player import collect
+from condensegrpo.episodes.player import LocalPlayer
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native, Tagged
@@ -165,7 +165,7 @@ async def _played(
     limits = replace(
         limits, max_turns=min(limits.max_turns, REPLIES), max_context_tokens=most or limits.max_context_tokens
     )
-    engine = replace(engine, limits=limits, confidence=None).at_step(0)
+    engine = replace(engine, limits=limits, confidence=None)
     if overrides(task, Task.expert) and samples > 1:
         playing = f"playing as the expert of the task {type(task).__name__}"
         with plugin_code(playing, ConfigError):
@@ -173,7 +173,7 @@ async def _played(
         played = await run_episode(
             problem,
             environment=task.environment,
-            engine=replace(engine, expert=expert),
+            engine=replace(engine.at_step(0), expert=expert),
             group_id="expert",
             sample=0,
             seed=abs,
@@ -183,15 +183,9 @@ async def _played(
         if played.turns:
             reader = ScriptReader([turn.output_ids for turn in played.turns], renderer.reply_ids("0"))
             engine = replace(engine, sampler=reader)
-    return await collect(
-        problem_groups([problem], 0),
-        samples=samples,
-        environment=task.environment,
-        engine=engine,
-        reward=components.reward,
-        run_seed=config.seed,
-        step=0,
-        on_scored=lambda _: None,
+    player = LocalPlayer(environment=task.environment, engine=engine, reward=components.reward)
+    return await player.play(
+        problem_groups([problem], 0), samples=samples, run_seed=config.seed, step=0, on_scored=lambda _: None
     )
 
 

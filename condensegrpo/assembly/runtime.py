@@ -17,9 +17,7 @@ from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.pictures import ExpandsPictures
-from condensegrpo.core.protocols.sampler import (
-    Sampler,
-)
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.tracker import Tracker
 from condensegrpo.episodes.engine import AnswerProbe, Engine
 from condensegrpo.episodes.families import renderer_for_model

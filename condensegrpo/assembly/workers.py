@@ -26,7 +26,7 @@ from threading import Lock, Thread
 from typing import NamedTuple
 
 from condensegrpo.assembly.build import build_components
-from condensegrpo.assembly.components import Components, problems
+from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.runtime import renderer_for, trajectory_engine
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import PLUGIN_SECONDS, BackgroundLoop, Watch
@@ -140,7 +140,7 @@ class SharingPlayer:
     async def play(
         self, batch: Sequence[ProblemGroup], *, samples: int, run_seed: int, step: int, on_scored: OnScored
     ) -> tuple[ScoredTrajectory, ...]:
-        """``samples`` scored trajectories of every group of a batch; see ``collect``."""
+        """``samples`` scored trajectories of every group of a batch; see ``LocalPlayer.play``."""
         sent = WorkerBatch(self.settings, self.sampler.client(), tuple(batch), samples, run_seed, step)
         scored, reports = await self.pool.play(sent, on_scored)
         self.condensing_seconds += max(report.condensing for report in reports)  # they condense at the same time
@@ -328,6 +328,6 @@ def _components(config: RunConfig, last: Components | None) -> Components:
     components = build_components(config.model_copy(update={"sandbox": sandbox}), last)
     is_new = last is None or last.task is not components.task
     if is_new and not type(components.task).__module__.startswith("condensegrpo."):
-        problems(components.task, "train")  # a user's environments may need what its task keeps of them
-        problems(components.task, "eval")
+        components.problems("train")  # a user's environments may need what its task keeps of them
+        components.problems("eval")
     return components

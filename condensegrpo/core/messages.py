@@ -337,6 +337,11 @@ class History:
         return (self.note, *self.units[bisect_right(self.units, self.note.turn, key=_turn) :])
 
     @property
+    def visible_units(self) -> Sequence[Unit]:
+        """The units that the policy saw when it replied, and the newest: for tools that a condenser offers."""
+        return self.raw_units if self.shown is None else (*self.shown, self.raw_units[-1])
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         """All messages in order."""
         return flatten(self.pinned, self.units)

@@ -117,12 +117,11 @@ async def to_thread(call: Callable[[], T]) -> T:
     return result
 
 
-def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, setting: str = "") -> T | PluginFailure:
+def result_in_thread(call: Callable[[], T], *, name: str, seconds: float) -> T | PluginFailure:
     """The result of a call, or why there is none: it raised or exceeded its time limit.
 
     Args:
         name: of the plug-in, for the thread and the failure: ``the reward Brief``.
-        setting: the configuration key of the time limit, for the failure; empty: there is none.
     """
     worker = DaemonThread(name)
     outcome = worker.submit(partial(_result_or_failure, call, name))
@@ -130,7 +129,7 @@ def result_in_thread(call: Callable[[], T], *, name: str, seconds: float, settin
     try:
         return outcome.result(seconds)
     except TimeoutError:
-        return late(name, seconds, setting, worker.location)
+        return late(name, seconds, location=worker.location)
 
 
 def late(source: str, seconds: float, setting: str = "", location: str = "") -> PluginFailure:

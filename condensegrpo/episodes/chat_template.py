@@ -139,15 +139,11 @@ class ChatTemplate:
     def described(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages with a system message that describes the tools, unless it does or the template shows them."""
         explained = any("<tool_call>" in message.text for message in messages if message.role == "system")
-        if explained or not self._describes:
+        if explained or not self._description or self.shows_tools:
             return messages
         return with_instructions(messages, self._description)
 
     @cached_property
-    def _describes(self) -> bool:
-        return bool(self._description) and not self.shows_tools
-
-    @property
     def shows_tools(self) -> bool:
         """Whether the template shows the names of the tools."""
         names = [str(cast("dict[str, object]", tool["function"])["name"]) for tool in self.tools or ()]
@@ -274,6 +270,6 @@ def _line(error: Exception) -> str:
 
 
 def _texts(message: Message) -> Iterator[str]:
-    yield from (message.text, message.reasoning or "", message.name or "")
+    yield from (message.text, message.reasoning, message.name or "")
     for call in message.tool_calls:
         yield from (call.name, call.arguments)

@@ -26,7 +26,6 @@ from condensegrpo.episodes.scoring import named, score, score_group, with_score
 T = TypeVar("T")
 OnScored = Callable[[ScoredTrajectory], None]
 CALLS_AT_A_TIME = min(32, (os.cpu_count() or 1) + 4)  # of the reward, as many as ``asyncio.to_thread`` would run
-COUNT_SECONDS = 10.0  # that a condenser may take to return its counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,52 +70,9 @@ class _Scorer:
         self.on_scored(scored)
 
 
-async def collect(
-    batch: Sequence[ProblemGroup],
-    *,
-    samples: int,
-    environment: Callable[[Problem], Environment],
-    engine: Engine,
-    reward: Reward | GroupReward,
-    run_seed: int,
-    step: int,
-    on_scored: OnScored,
-) -> tuple[ScoredTrajectory, ...]:
-    """``samples`` scored trajectories of every problem: group by group in the order of the batch.
-
-    Args:
-        batch: of ``rollout.group.problem_groups``, or a share of them.
-        reward: a ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a
-            group, failed ones included, when the last one has finished. It is called in threads, several at a time,
-            so that a slow reward delays no episode. One that raises or takes longer than ``reward_seconds`` ends its
-            trajectory or group as ``reward_error``.
-        on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
-            ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
-            trajectories of unfinished groups.
-        run_seed: names the random streams, together with ``step`` and the group's name.
-    """
-    scorer = _Scorer(
-        problems={group.id: group.problem for group in batch},
-        samples=samples,
-        reward=reward,
-        seconds=engine.limits.reward_seconds,
-        on_scored=on_scored,
-    )
-    groups = await rollout_group(
-        batch,
-        samples=samples,
-        environment=environment,
-        engine=engine,
-        run_seed=run_seed,
-        step=step,
-        on_finish=scorer.add,
-    )
-    return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPlayer:
-    """Plays in this process."""
+    """Plays groups in this process and scores them."""
 
     environment: Callable[[Problem], Environment]
     engine: Engine
@@ -125,17 +81,39 @@ class LocalPlayer:
     async def play(
         self, batch: Sequence[ProblemGroup], *, samples: int, run_seed: int, step: int, on_scored: OnScored
     ) -> tuple[ScoredTrajectory, ...]:
-        """``samples`` scored trajectories of every group of a batch; see ``collect``."""
-        return await collect(
+        """``samples`` scored trajectories of every problem: group by group in the order of the batch.
+
+        A ``Reward`` scores each trajectory as it finishes; a ``GroupReward`` scores all trajectories of a group, failed
+        ones included, when the last one has finished. It is called in threads, several at a time, so that a slow reward
+        delays no episode. One that raises or takes longer than ``reward_seconds`` ends its trajectory or group as
+        ``reward_error``.
+
+        Args:
+            batch: of ``episodes.group.problem_groups``, or a share of them.
+            run_seed: names the random streams, together with ``step`` and the group's name.
+            step: of training, or below 0 of an evaluation: with its context budget, see ``Engine.at_step``.
+            on_scored: called with each trajectory once it is scored, in the order in which they finish; with a
+                ``GroupReward`` by groups, in the order of sample numbers, and after an interruption not with the
+                trajectories of unfinished groups.
+        """
+        engine = self.engine.at_step(step)
+        scorer = _Scorer(
+            problems={group.id: group.problem for group in batch},
+            samples=samples,
+            reward=self.reward,
+            seconds=engine.limits.reward_seconds,
+            on_scored=on_scored,
+        )
+        groups = await rollout_group(
             batch,
             samples=samples,
             environment=self.environment,
-            engine=self.engine.at_step(step),
-            reward=self.reward,
+            engine=engine,
             run_seed=run_seed,
             step=step,
-            on_scored=on_scored,
+            on_finish=scorer.add,
         )
+        return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
 
     def counts(self) -> Mapping[str, float]:
         """What the condenser counted since the last call."""

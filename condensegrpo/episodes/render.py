@@ -24,8 +24,7 @@ from condensegrpo.core.shared_sequence import SharedSequence, common_prefix
 from condensegrpo.episodes.chat_template import ChatTemplate, tool_text
 from condensegrpo.episodes.encoding import TextEncoder, unused_characters
 from condensegrpo.episodes.parsing import ParsedReply, opens_thought, read_text
-from condensegrpo.episodes.toolcalls import BUILT_IN_FORMATS
-from condensegrpo.episodes.toolformats import Malformed, Native, ToolFormat, parsed_arguments
+from condensegrpo.episodes.toolformats import BUILT_IN_FORMATS, Malformed, Native, ToolFormat, parsed_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

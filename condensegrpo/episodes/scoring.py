@@ -8,7 +8,7 @@ from types import FunctionType
 
 from condensegrpo.core.errors import ScoreError
 from condensegrpo.core.failures import PluginFailure, failure_of
-from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult, TurnReward
+from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Score, StopReason, Trajectory
@@ -33,7 +33,7 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | P
         given = reward(trajectory, problem)
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
         return failure_of(named(reward), error, plugin=reward)
-    return score_of(given, trajectory, reward)
+    return _score_of(given, trajectory, reward)
 
 
 def score_group(
@@ -53,10 +53,10 @@ def score_group(
             )
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
         return (failure_of(named(reward), error, plugin=reward),) * len(trajectories)
-    return tuple(score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
+    return tuple(_score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
 
 
-def score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward | TurnReward) -> Score | PluginFailure:
+def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupReward) -> Score | PluginFailure:
     """The score of what a reward returned."""
     try:
         return _checked(RewardResult.of(given), trajectory)
@@ -82,7 +82,7 @@ def with_score(trajectory: Trajectory, outcome: Score | PluginFailure) -> Scored
     return ScoredTrajectory.of(trajectory, nothing)
 
 
-def named(reward: Reward | GroupReward | TurnReward) -> str:
+def named(reward: Reward | GroupReward) -> str:
     """``the reward Brief``."""
     function = reward.func if isinstance(reward, partial) else reward
     return f"the reward {function.__name__ if isinstance(function, FunctionType) else type(function).__name__}"

@@ -1,6 +1,6 @@
 """Running the tools that a reply calls, and putting the results back into the conversation.
 
-    reply text ─ ToolFormat.parse ─▶ ToolCall | Malformed ─ Toolbox.answer ─▶ one result message for each, in order
+    reply text ─ ToolFormat.parse ─▶ ToolCall | Malformed ─ Toolbox.run ─▶ one result message for each, in order
 
 Whatever a model writes and whatever a tool does, the outcome is a message: a fault is an observation that starts with
 ``Error:`` and says what was wrong and what exists, never an exception but ``EnvironmentLost``.
@@ -26,11 +26,9 @@ from condensegrpo.core.messages import History, Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool, Tool, ToolResult
 from condensegrpo.core.threads import to_thread
 from condensegrpo.core.wording import plural
-from condensegrpo.episodes.parsing import ParsedReply, read_text
+from condensegrpo.episodes.parsing import ParsedReply
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolformats import (
-    JSON_FORMATS,
-    Code,
     Malformed,
     ToolFormat,
     call_id_of,
@@ -39,8 +37,6 @@ from condensegrpo.episodes.toolformats import (
     quoted,
     with_instructions,
 )
-
-BUILT_IN_FORMATS: tuple[ToolFormat, ...] = (*JSON_FORMATS.values(), Code())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,7 @@ class ToolAnswers:
     results: tuple[ToolResult, ...] = ()  # of the tools of the environment, in the order of the calls
 
 
-NO_LIMITS, NO_HISTORY = ToolLimits(), History(pinned=())
+DEFAULT_LIMITS = ToolLimits()
 NO_CALLS = ToolAnswers(calls=(), messages=(), attempted=0, succeeded=0)
 
 
@@ -73,7 +69,7 @@ class Toolbox:
         tools: Mapping[str, Tool | EnvironmentTool],
         *,
         format: ToolFormat,  # noqa: A002  the word that the configuration uses
-        limits: ToolLimits = NO_LIMITS,
+        limits: ToolLimits = DEFAULT_LIMITS,
     ) -> None:
         """Tools by the name that the model calls them by.
 
@@ -147,17 +143,12 @@ class Toolbox:
         """The calls that a reply makes."""
         return self.format.parse(reply.message.text) if reply.calls is None else reply.calls
 
-    async def answer(self, reply: ParsedReply | str, history: History = NO_HISTORY) -> ToolAnswers:
-        """Read the calls of a reply, run them, and give the messages that follow it.
+    async def run(self, attempts: Sequence[ToolCall | Malformed], history: History) -> ToolAnswers:
+        """Run the calls of a reply, and give the messages that follow it.
 
         Args:
-            reply: as it was parsed, or its text.
-            history: of the episode before it, for the tools of its environment.
+            history: of the episode before the reply, for the tools of its environment.
         """
-        return await self.run(self.calls_in(read_text(reply) if isinstance(reply, str) else reply), history)
-
-    async def run(self, attempts: Sequence[ToolCall | Malformed], history: History) -> ToolAnswers:
-        """Run the calls of a reply, and give the messages that follow it."""
         if not attempts:
             return NO_CALLS
         if len(attempts) == 1:  # needs no task

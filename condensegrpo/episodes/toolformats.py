@@ -17,12 +17,6 @@ from condensegrpo.episodes import strictjson
 
 MAX_CALLS = 32  # read from one reply; a model in a loop writes thousands
 MAX_NAME = 64  # characters of a tool's name
-TOOL = "python"  # the one tool that this format calls
-
-_FENCE = "```"
-_OPENING = r"<code>|<python>|^[ \t]*```(?:python|py)[ \t\r]*$"
-_FENCED = re.compile(r"\s*```(?:python|py)?[ \t\r]*\n(.*?)\s*```\s*", re.DOTALL)  # a fence inside of tags
-_CLOSED_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +32,6 @@ class ToolFormat:
     opening: str = ""  # the markup that opens a call
     stop_strings: tuple[str, ...] = ()  # what ends a reply in this format beside the stop ids
     only_tool: str = ""  # the one tool that is called, of a format whose calls name none
-    none_beside_answer: bool = False  # whether a reply with <answer>…</answer> outside of its calls has none
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All calls of a reply in order, at most ``MAX_CALLS`` and one fault for the rest. Never raises."""
@@ -79,6 +72,7 @@ class _JsonCalls(ToolFormat):
     closing: str
     arguments: str  # the key of the arguments
     result_form: str = ""  # how a result is shown, in the words of the instructions
+    none_beside_answer: bool = False  # see ``parsed_calls``
 
     @property
     def form(self) -> str:
@@ -252,6 +246,13 @@ def one_line_at_most(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
+CODE_TOOL = "python"  # the one tool that the format ``code`` calls
+_FENCE = "```"
+_OPENING = r"<code>|<python>|^[ \t]*```(?:python|py)[ \t\r]*$"
+_FENCED = re.compile(r"\s*```(?:python|py)?[ \t\r]*\n(.*?)\s*```\s*", re.DOTALL)  # a fence inside of tags
+_CLOSED_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
+
+
 class Code(ToolFormat):
     """Calls of the tool ``python`` as code, for models that write code and know no tool template.
 
@@ -261,7 +262,7 @@ class Code(ToolFormat):
     An answer ends the episode: code in a reply that holds ``<answer>…</answer>`` outside of its code is not run.
     """
 
-    opening, only_tool, stop_strings = "<code>", TOOL, ("</code>", "</python>", "</answer>")
+    opening, only_tool, stop_strings = "<code>", CODE_TOOL, ("</code>", "</python>", "</answer>")
 
     def parse(self, text: str) -> tuple[ToolCall | Malformed, ...]:
         """All pieces of code of a reply in order; none if the reply gives an answer."""
@@ -293,14 +294,14 @@ def _read(text: str, start: int, opening: str, call_id: str) -> tuple[ToolCall |
     code = inner[1] if inner else code
     if not code.strip():
         return Malformed(reason=f"a piece of code is empty; write {_shown(opening)}"), end.end()
-    return ToolCall(id=call_id, name=TOOL, arguments=json.dumps({"code": code.strip("\r\n")})), end.end()
+    return ToolCall(id=call_id, name=CODE_TOOL, arguments=json.dumps({"code": code.strip("\r\n")})), end.end()
 
 
 def _shown(opening: str) -> str:
     return "```python … ```" if opening.lstrip().startswith(_FENCE) else f"{opening} … </{opening[1:]}"
 
 
-_TEXT_FORMATS = (*JSON_FORMATS.values(), Code())  # whose calls stand in the text of a reply
+BUILT_IN_FORMATS: tuple[ToolFormat, ...] = (*JSON_FORMATS.values(), Code())  # whose calls stand in the text of a reply
 
 
 def transcript(message: Message) -> str:
@@ -313,7 +314,7 @@ def transcript(message: Message) -> str:
     """
     thought = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     beside = [call for call in message.tool_calls if call.name not in message.text]
-    read = [form.parse(message.text) for form in _TEXT_FORMATS] if beside else ()  # code, or a name with escapes
+    read = [form.parse(message.text) for form in BUILT_IN_FORMATS] if beside else ()  # code, or a name with escapes
     if any([*message.tool_calls] == [call for call in calls if isinstance(call, ToolCall)] for calls in read):
         beside = []
     calls = (f'\n<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>' for call in beside)

@@ -106,8 +106,8 @@ def continued(engine: Engine, history: History, last: AnsweredView, *, newest: U
 
 def declared(engine: Engine, history: History, view: View, reason: str, *, by: str = "") -> View:
     """A view with the declaration that the units of a history were rewritten; ``by``: not by the condenser."""
-    shown, counted, covered = view.units, list[Unit](), -1
-    for unit in shown:
+    counted, covered = list[Unit](), -1
+    for unit in view.units:
         if unit.is_note or unit.turn > covered:  # messages of the user stay under a note that covers their units
             counted.append(unit)
         covered = max(covered, unit.turn if unit.is_note else -1)
@@ -119,7 +119,7 @@ def declared(engine: Engine, history: History, view: View, reason: str, *, by: s
         tokens_after=len(view.ids),
         spans=spans,
     )
-    return View(ids=view.ids, context=view.context, units=shown, condensation=declaration, media=view.media)
+    return replace(view, condensation=declaration)
 
 
 def request_view(engine: Engine, history: History, last: AnsweredView | None, request: Request) -> View:

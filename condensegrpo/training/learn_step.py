@@ -35,7 +35,6 @@ from condensegrpo.core.protocols.sampler import NamedTensors, Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.threads import result_in_thread
 from condensegrpo.core.trajectory import Segment
-from condensegrpo.episodes.player import COUNT_SECONDS
 from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, Reference, measure_logprobs, optimizer_step
 from condensegrpo.learner.weights import adapters, gathered_weights
@@ -45,6 +44,7 @@ from condensegrpo.storage.trajectories import Credit, CreditTerm, write_credit
 from condensegrpo.training.rollout import StepBatch, staleness_of
 
 T = TypeVar("T")
+COUNT_SECONDS = 10.0  # that a condenser may take to return its counts
 Counts = Callable[[], Mapping[str, float]]
 
 
