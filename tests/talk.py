@@ -215,6 +215,13 @@ async def all_tasks_end() -> None:
 EnvironmentOf = Callable[[Problem], Environment]
 
 
+async def play_one(parts: Engine, problem: Problem, environment: EnvironmentOf, *, sample: int = 0) -> Trajectory:
+    """One episode."""
+    return await run_episode(
+        problem, environment=environment, engine=parts, group_id=problem.id, sample=sample, seed=int
+    )
+
+
 def play_all(
     parts: Engine,
     problems: Sequence[Problem],
@@ -224,11 +231,6 @@ def play_all(
     """An episode of each problem, all at the same time."""
 
     async def episodes() -> list[Trajectory]:
-        return await asyncio.gather(
-            *(
-                run_episode(problem, environment=environment, engine=parts, group_id=problem.id, sample=0, seed=int)
-                for problem in problems
-            )
-        )
+        return await asyncio.gather(*(play_one(parts, problem, environment) for problem in problems))
 
     return run_loop(episodes())

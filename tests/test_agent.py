@@ -22,7 +22,7 @@ import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
 from command import ROOT, succeed
 from recipe_world import make_model
-from talk import agent, all_tasks_end, engine, shown, spelled
+from talk import agent, all_tasks_end, engine, play_one, shown, spelled
 from talk import said as said_ids
 
 from condensegrpo.algorithms.segments import check, segments
@@ -31,7 +31,6 @@ from condensegrpo.config.options import check_plugin
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.tasks.agent import Agent, AgentLimits, run_program
 from condensegrpo.tasks.agent_endpoint import CHAT, Inbox, serving
@@ -74,14 +73,8 @@ async def plays(
     ids: Callable[[str], list[int]] = said_ids,
     **options: Any,
 ) -> Trajectory:
-    return await run_episode(
-        problem or task.problems("train")[0],
-        environment=task.environment,
-        engine=engine(agent(policy, ids=ids), **{"max_context_tokens": 4000, "turn_seconds": 120.0, **options}),
-        group_id="1/0",
-        sample=0,
-        seed=lambda number: number,
-    )
+    parts = engine(agent(policy, ids=ids), **{"max_context_tokens": 4000, "turn_seconds": 120.0, **options})
+    return await play_one(parts, problem or task.problems("train")[0], task.environment)
 
 
 def play(task: Agent, policy: Callable[[str], str] = counts, **options: Any) -> Trajectory:

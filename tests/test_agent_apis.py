@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import succeed
-from recipe_world import make_model
 from talk import agent, engine
 from test_agent import UP, contents, counting, counts, function, numbered, play, rows
 
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.integrations.proxy import Proxy
-from condensegrpo.storage.run_folder import read_metrics
 from condensegrpo.tasks.agent_endpoint import DIALECTS
 from condensegrpo.tasks.agent_request import RequestRefused, read_request
 
@@ -327,57 +324,3 @@ def test_the_proxy_speaks_them_too(name: str) -> None:
     assert (trajectory.problem_id, len(trajectory.turns)) == ("named", 4)
     assert [turn.condensation for turn in trajectory.turns] == [None] * 4
     assert counted == [len(other.turns[0].prompt_ids)]
-
-
-SOLVER = """
-import random
-
-import anthropic
-import openai
-
-from condensegrpo.core.protocols.environment import Step
-from condensegrpo.tasks.agent import Agent
-
-
-async def solve(problem, url, key):
-    go = [{"role": "user", "content": problem.question}]
-    if int(problem.id.rpartition("-")[2].lstrip("0") or 0) % 2:
-        async with anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key=key) as client:
-            for _ in range(2):
-                reply = await client.messages.create(model="policy", max_tokens=64, messages=go)
-                go += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "go on"}]
-    else:
-        async with openai.AsyncOpenAI(base_url=url, api_key=key) as client:
-            first = await client.responses.create(model="policy", input=go)
-            await client.responses.create(model="policy", input="go on", previous_response_id=first.id)
-    return Step(outcome=random.random())
-
-
-def solver(*, data, tool_format):
-    return Agent(program=solve, data=data, tool_format=tool_format)
-"""
-
-
-def test_agents_of_both_apis_train(tmp_path: Path) -> None:
-    (tmp_path / "solver.py").write_text(SOLVER, encoding="utf-8")
-    make_model(tmp_path / "model", steps=20)
-    config = {
-        "name": "apis",
-        "model": {"path": str(tmp_path / "model")},
-        "task": {"name": "solver.py:solver", "data": rows(tmp_path)},
-        "rollout": {
-            "limits": {"max_turns": 4, "max_context_tokens": 1000, "max_output_tokens": 12, "ends_at_cut": False}
-        },
-        "reward": {"name": "environment"},
-        "algorithm": {"advantage": {"estimator": "grpo"}},
-        "train": {"steps": 1, "problems_per_step": 2, "samples_per_problem": 3, "eval_every": 0},
-        "evaluate": {"problems": 1},
-        "learner": {"threads": 1},
-    }
-    (tmp_path / "apis.yaml").write_text(json.dumps(config), encoding="utf-8")
-    succeed("train", "apis.yaml", cwd=tmp_path)
-    lines = [line for line in read_metrics(tmp_path / "runs/apis/metrics.jsonl") if "rows" in line]
-    (line,) = lines
-    assert line["grad_norm"] > 0
-    assert line["turns"] == 2.0
-    assert line.get("condensations", 0.0) == 0.0

@@ -11,13 +11,12 @@ import pytest
 import torch
 from command import ROOT, succeed
 from recipe_world import write
-from talk import agent, engine
+from talk import agent, engine, play_one
 
 from condensegrpo.assembly.build import build
 from condensegrpo.config.load import load_config
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.learner.new_model import new_model, new_tokenizer, save_new
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.storage.run_folder import read_metrics
@@ -84,13 +83,10 @@ def trained(folder: Path, config: str) -> list[Trajectory]:
 def play(task: Agent, reply: Callable[[str], str]) -> Trajectory:
     """An episode of the first problem, with a policy that is a function of the prompt."""
     return asyncio.run(
-        run_episode(
+        play_one(
+            engine(agent(reply), max_context_tokens=40_000, max_output_tokens=200, turn_seconds=60.0),
             task.problems("train")[0],
-            environment=task.environment,
-            engine=engine(agent(reply), max_context_tokens=40_000, max_output_tokens=200, turn_seconds=60.0),
-            group_id="1/0",
-            sample=0,
-            seed=lambda number: number,
+            task.environment,
         )
     )
 

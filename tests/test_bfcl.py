@@ -16,7 +16,7 @@ import mpmath
 import pytest
 from command import ROOT, succeed
 from recipe_world import make_model
-from talk import agent, engine
+from talk import agent, engine, play_one
 
 from condensegrpo.condensers.observation_mask import ObservationMask
 from condensegrpo.core.errors import DataError
@@ -24,7 +24,6 @@ from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.toolformats import JSON_FORMATS
 from condensegrpo.integrations.bfcl import CATEGORIES, Bfcl, BfclEpisode, Simulators, bfcl_rows
 from condensegrpo.storage.run_folder import read_metrics
@@ -258,16 +257,7 @@ def test_nothing_that_an_episode_does_reaches_another_one() -> None:
 def run(problem: Problem, replies: Sequence[str], **options: Any) -> Trajectory:
     left = iter(replies)
     limits = {"max_turns": 40, "max_context_tokens": 40_000, "max_output_tokens": 8000, **options}
-    return asyncio.run(
-        run_episode(
-            problem,
-            environment=task().environment,
-            engine=engine(agent(lambda _: next(left)), **limits),
-            group_id=problem.id,
-            sample=0,
-            seed=lambda number: number,
-        )
-    )
+    return asyncio.run(play_one(engine(agent(lambda _: next(left)), **limits), problem, task().environment))
 
 
 def reply_of(calls: Sequence[tuple[str, dict[str, Any]]], form: str = "tagged") -> str:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from command import ROOT
 from scripted_training import train_on_replies
-from talk import agent, engine
+from talk import agent, engine, play_one
 
 from condensegrpo.core.errors import DataError, PluginError
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.env_class import EnvClass
 from condensegrpo.integrations.reset_rows import first_messages
 
@@ -74,15 +73,8 @@ def call(name: str, **arguments: object) -> str:
 
 def play(task: EnvClass, *replies: str) -> Trajectory:
     left = iter(replies)
-    episode = run_episode(
-        task.problems("train")[0],
-        environment=task.environment,
-        engine=engine(agent(lambda _: next(left)), max_context_tokens=4000),
-        group_id="1/0",
-        sample=0,
-        seed=lambda number: number,
-    )
-    return asyncio.run(episode)
+    parts = engine(agent(lambda _: next(left)), max_context_tokens=4000)
+    return asyncio.run(play_one(parts, task.problems("train")[0], task.environment))
 
 
 def test_methods_are_tools_and_the_object_judges_and_is_closed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from builders import add_trajectory, scored
 from command import ROOT
 from formats import TOOL_FORMATS
-from talk import CHATML, add, agent, all_tasks_end, engine, problem
+from talk import CHATML, add, agent, all_tasks_end, engine, play_one, problem
 from waiting import eventually
 
 from condensegrpo.assembly.build import build
@@ -28,7 +28,6 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.protocols.tool import EnvironmentTool, ToolResult
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.rewards.outcome import EnvironmentOutcome
@@ -99,10 +98,7 @@ def play(question: str, replies: Sequence[str], closed: list[str], **options: An
 
     left = iter(replies)
     parts = engine(agent(lambda prompt: next(left)), **{"tools": {"add": add}, **options})
-    episode = run_episode(
-        problem(0, question), environment=environment, engine=parts, group_id="1/0", sample=0, seed=lambda n: n
-    )
-    return asyncio.run(episode), environments[-1]
+    return asyncio.run(play_one(parts, problem(0, question), environment)), environments[-1]
 
 
 def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
@@ -115,10 +111,7 @@ def test_a_tool_of_an_environment_need_not_be_asynchronous() -> None:
 
     replies = iter([call("up", by=1), "one"])
     parts = engine(agent(lambda prompt: next(replies)), tools={"add": add})
-    episode = run_episode(
-        problem(), environment=lambda asked: Plain(asked, []), engine=parts, group_id="1/0", sample=0, seed=lambda n: n
-    )
-    first = asyncio.run(episode).turns[0]
+    first = asyncio.run(play_one(parts, problem(), lambda asked: Plain(asked, []))).turns[0]
     assert (first.observations[0].content, first.tool_successes) == ("<result>at 1</result>", 1)
 
 
@@ -239,16 +232,7 @@ def test_two_hundred_episodes_leave_nothing_behind() -> None:
             agent(lambda prompt: call("up", by=1) if prompt.count("<result>") < 2 else "done"), tool_seconds=0.05
         )
         tasks = [
-            asyncio.create_task(
-                run_episode(
-                    problem(number, questions[number % len(questions)]),
-                    environment=environment,
-                    engine=parts,
-                    group_id=f"1/{number}",
-                    sample=0,
-                    seed=lambda n: n,
-                )
-            )
+            asyncio.create_task(play_one(parts, problem(number, questions[number % len(questions)]), environment))
             for number in range(200)
         ]
         for number, task in enumerate(tasks):
@@ -285,15 +269,8 @@ def test_an_environment_that_is_being_closed_is_closed_to_the_end_when_the_episo
 
     async def cancelled(question: str, begun: Callable[[Slow], object], times: int) -> None:
         slow = Slow(problem(0, question))
-        episode = run_episode(
-            slow.problem,
-            environment=lambda asked: slow,
-            engine=engine(agent(lambda _: call("up", by=1) if question == "hangs" else "done")),
-            group_id="1/0",
-            sample=0,
-            seed=lambda n: n,
-        )
-        task = asyncio.create_task(episode)
+        parts = engine(agent(lambda _: call("up", by=1) if question == "hangs" else "done"))
+        task = asyncio.create_task(play_one(parts, slow.problem, lambda _: slow))
         while not begun(slow):
             await asyncio.sleep(0)
         for _ in range(times):
@@ -324,10 +301,7 @@ def test_the_built_in_examples_are_solved_with_their_tools() -> None:
 
 
 async def _solved(asked: Problem, environment: Any, reply: Any) -> Trajectory:
-    parts = engine(agent(reply), max_turns=20, max_context_tokens=8000)
-    return await run_episode(
-        asked, environment=environment, engine=parts, group_id="1/0", sample=0, seed=lambda number: number
-    )
+    return await play_one(engine(agent(reply), max_turns=20, max_context_tokens=8000), asked, environment)
 
 
 def _halving(largest: int) -> Any:
@@ -385,10 +359,7 @@ def test_a_tool_format_of_a_file_reads_calls_and_shows_results(tmp_path: Path) -
         async def step(self, reply: Message) -> Step:
             return Step(done=True, answer=reply.content)
 
-    episode = run_episode(
-        problem(), environment=lambda _: Asks(), engine=parts, group_id="1/0", sample=0, seed=lambda n: n
-    )
-    trajectory = asyncio.run(episode)
+    trajectory = asyncio.run(play_one(parts, problem(), lambda _: Asks()))  # type: ignore[arg-type]  # inherits nothing
     assert trajectory.turns[0].observations[0].content == "got: 5"
     assert (trajectory.answer, trajectory.turns[0].tool_successes) == ("answer 5", 1)
     assert trajectory.turns[0].context[0].content.endswith("Tools: add")

@@ -13,13 +13,12 @@ import pytest
 import yaml
 from command import ROOT
 from PIL import Image
-from talk import agent, engine
+from talk import agent, engine, play_one
 
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.gym import Gym
 
 PAGE = (ROOT / "docs" / "how-to" / "connect-gym.md").read_text(encoding="utf-8")
@@ -52,14 +51,9 @@ def play(task: Gym, reply: Callable[[str], str], count: int = 1, max_turns: int 
     parts = engine(agent(reply), max_turns=max_turns, max_context_tokens=8000)
 
     async def episodes() -> list[Trajectory]:
+        problems = task.problems("train")[:count]
         return await asyncio.gather(
-            *(
-                run_episode(
-                    problem, environment=task.environment, engine=parts, group_id=problem.id, sample=n, seed=lambda n: n
-                )
-                for problem in task.problems("train")[:count]
-                for n in range(2)
-            )
+            *(play_one(parts, each, task.environment, sample=n) for each in problems for n in (0, 1))
         )
 
     return asyncio.run(episodes())

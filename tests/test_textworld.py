@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from command import ROOT, succeed
-from talk import agent, engine
+from talk import agent, engine, play_one
 
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.demonstrations import DemonstratedTurn, demonstrations
@@ -29,7 +29,6 @@ from condensegrpo.core.errors import ConfigError, DataMissing
 from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.episode import run_episode
 from condensegrpo.integrations.textworld import ANSWERS, Game, TextWorld, walkthrough
 from condensegrpo.storage.run_folder import read_metrics
 
@@ -70,9 +69,7 @@ async def play(
     task: TextWorld, problem: Problem, reply: Callable[[str], str], sample: int = 0, **limits: Any
 ) -> Trajectory:
     parts = engine(agent(reply), **{"max_turns": 30, "max_context_tokens": 40_000, "max_output_tokens": 400, **limits})
-    return await run_episode(
-        problem, environment=task.environment, engine=parts, group_id=problem.id, sample=sample, seed=lambda n: n
-    )
+    return await play_one(parts, problem, task.environment, sample=sample)
 
 
 async def walk(task: TextWorld, problem: Problem) -> tuple[tuple[str, ...], float | None]:
