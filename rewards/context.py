@@ -58,7 +58,7 @@ class InverseMaxContext(ContextReward):
         """The reward of one trajectory."""
         least = self.min_last_reply_chars
         verdict = judge_trajectory(trajectory, problem, self._matcher, min_last_reply_chars=least, domain=self.domain)
-        return verdict.pays("inverse_max_context", verdict.correct / self.context(trajectory))
+        return verdict.result("inverse_max_context", verdict.correct / self.context(trajectory))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -75,7 +75,7 @@ class InverseScaled(ContextReward):
         """The reward of one trajectory."""
         verdict = judge_trajectory(trajectory, problem, self._matcher)
         worth = min(1.0, self.reference_tokens / self.context(trajectory))
-        return verdict.pays("inverse_scaled", verdict.correct * worth)
+        return verdict.result("inverse_scaled", verdict.correct * worth)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -115,7 +115,7 @@ class Multiplicative(TaxedReward):
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         verdict = judge_trajectory(trajectory, problem, self._matcher)
-        return verdict.pays("multiplicative", verdict.correct * (1 - self.tax(trajectory)))
+        return verdict.result("multiplicative", verdict.correct * (1 - self.tax(trajectory)))
 
 
 class LinearPassRate(TaxedReward, GroupReward):
@@ -136,6 +136,6 @@ class LinearPassRate(TaxedReward, GroupReward):
         verdicts = [judge_trajectory(trajectory, problem, self._matcher) for trajectory in trajectories]
         pass_rate = fmean(verdict.correct for verdict in verdicts)
         return [
-            verdict.pays("linear_pass_rate", verdict.correct * (1 - pass_rate * self.tax(trajectory)))
+            verdict.result("linear_pass_rate", verdict.correct * (1 - pass_rate * self.tax(trajectory)))
             for trajectory, verdict in zip(trajectories, verdicts, strict=True)
         ]

@@ -1,5 +1,7 @@
 """Rewards of the form of replies: ``format``, and three for sequences of tagged fields, ``xml_format`` first.
 
+The three call no answer correct: used alone, the success rate is 0. In ``weighted_sum`` a part that judges decides.
+
 ``fields`` are sets of tags: a reply holds one field of each set, in their order. By default it reasons, and then calls
 a tool or answers; for code it is ``[[reasoning], [code, answer]]``.
 """
@@ -35,12 +37,12 @@ class Format(JudgingReward):
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         verdict = judge_trajectory(trajectory, problem, self._matcher, min_reply_chars=self.min_reply_chars)
-        return verdict.pays("format", float(verdict.format_valid))
+        return verdict.result("format", float(verdict.format_valid))
 
 
 @dataclass(kw_only=True, eq=False)
 class _MeanOverReplies:
-    """The mean of ``_of`` over all replies of a trajectory, texts for a condenser excluded; 0 without a reply."""
+    """The mean of ``_score`` over all replies of a trajectory, texts for a condenser excluded; 0 without a reply."""
 
     fields: Fields = REASON_THEN_ACT
     _name = ""  # of the component
@@ -48,10 +50,10 @@ class _MeanOverReplies:
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         replies = [transcript(turn.reply).strip() for turn in trajectory.turns if turn.kind == "act"]
-        total = fmean(map(self._of, replies)) if replies else 0.0
+        total = fmean(map(self._score, replies)) if replies else 0.0
         return RewardResult(total=total, components={self._name: total}, correct=0.0)
 
-    def _of(self, reply: str) -> float:
+    def _score(self, reply: str) -> float:
         raise NotImplementedError
 
 
@@ -67,7 +69,7 @@ class XmlFormat(_MeanOverReplies):
 
     _name = "xml_format"
 
-    def _of(self, reply: str) -> float:
+    def _score(self, reply: str) -> float:
         present = sum(any(_named(reply, field) for field in fields) for fields in self.fields)
         if not present:
             return 0.0
@@ -87,7 +89,7 @@ class XmlFormatAws(_MeanOverReplies):
 
     _name = "xml_format_aws"
 
-    def _of(self, reply: str) -> float:
+    def _score(self, reply: str) -> float:
         present = sum(any((_content(reply, field) or "").strip() for field in fields) for fields in self.fields)
         starts, ends = _ends(reply, self.fields)
         return 0.4 * present / len(self.fields) + 0.3 * (starts + ends)
@@ -103,7 +105,7 @@ class XmlTags(_MeanOverReplies):
 
     _name = "xml_tags"
 
-    def _of(self, reply: str) -> float:
+    def _score(self, reply: str) -> float:
         names = [field for fields in self.fields for field in fields if _named(reply, field)]
         tags = [reply.count(tag) for field in names for tag in (f"<{field}>", f"</{field}>")]
         return fmean(count == 1 for count in tags) if tags else 0.0

@@ -1,5 +1,6 @@
 """How an answer is compared with the ground truth: one function per match, by its name in the options of rewards."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
@@ -12,10 +13,11 @@ from condensegrpo.sandbox.sandbox import Sandbox
 
 Match = Literal["exact", "number", "last_number", "alias", "contains", "words", "math", "tests"]
 
-_DECORATION = re.compile(r"[,$%]")
+_SYMBOLS = re.compile(r"[$%]")
 _MINUS = "\N{MINUS SIGN}"
-_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
-_NUMBERS = re.compile(r"(?<![\w.])[+-]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
+_DIGITS = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"  # a comma groups three digits
+_NUMBER = re.compile(rf"[+-]?{_DIGITS}")
+_SEPARATE_NUMBER = re.compile(rf"(?<![\w.])[+-]?\$?{_DIGITS}")
 _DENOMINATOR = re.compile(r" ?/ ?(\d+)(?!\d|\.\d| ?/)")  # behind a number: the date 12/25/2024 has none behind 12
 _TOLERANCE = 1e-6
 _PLACEHOLDER = re.compile(r"\[(?:\d+ )?turns? [^\[\]]* omitted[^\[\]]*\]")  # its numbers are no answers
@@ -70,7 +72,7 @@ class Matcher:
     def check_problem(self, problem: Problem) -> None:
         """Raise ValueError if the ground truth itself would not be right as an answer.
 
-        What has tests is not run.
+        Code is not run.
         """
         self.check_truth(problem)
         if self._match == "tests":
@@ -86,17 +88,19 @@ class Matcher:
 
 
 def number(text: str) -> float | None:
-    """The first number of a text after ``, $ %`` are removed, ``None`` if it holds none.
+    """The first number of a text after ``$ %`` are removed, ``None`` if it holds none.
 
-    A fraction such as ``3/4`` is one number. Not read as such are mixed numbers (``1 1/2`` is 1), fractions in TeX,
-    number words and percentages (``20%`` is 20).
+    A comma separates thousands or numbers. A fraction such as ``3/4`` is one number. Not read as such are mixed numbers
+    (``1 1/2`` is 1), fractions in TeX, number words and percentages (``20%`` is 20).
 
     >>> number("$1,080"), number("\u22125"), number("x = 7 apples"), number("#### 12 #### 13"), number("seven")
     (1080.0, -5.0, 7.0, 12.0, None)
+    >>> number("3,4 and 5"), number("1,080,5")
+    (3.0, 1080.0)
     >>> number("72/3"), number("1 / 4"), number("1/0")
     (24.0, 0.25, None)
     """
-    plain = _DECORATION.sub("", text).replace(_MINUS, "-")
+    plain = _SYMBOLS.sub("", text).replace(_MINUS, "-")
     first = _NUMBER.search(plain)
     return None if first is None else _value(first[0], plain[first.end() :])
 
@@ -110,22 +114,22 @@ def last_number(text: str) -> float | None:
     (24.0, 2024.0, 1500.0)
     """
     plain = text.replace(_MINUS, "-")
-    numbers = list(_NUMBERS.finditer(plain))
+    numbers = list(_SEPARATE_NUMBER.finditer(plain))
     if not numbers:
         return None
     *before, last = numbers
     if before and _DENOMINATOR.match(plain, before[-1].end()) and not plain[: before[-1].start()].endswith("/"):
         last = before[-1]
-    return _value(_DECORATION.sub("", last[0]), plain[last.end() :])
+    return _value(_SYMBOLS.sub("", last[0]), plain[last.end() :])
 
 
 def _value(numerator: str, rest: str) -> float | None:
     """The value of a number, over the denominator with which the text behind it begins, if it does."""
-    denominator = _DENOMINATOR.match(rest)
+    value, denominator = float(numerator.replace(",", "")), _DENOMINATOR.match(rest)
     if denominator is None:
-        return float(numerator)
+        return value
     divisor = float(denominator[1])  # of any length: an int of 309 digits fits into no quotient of floats
-    return float(numerator) / divisor if divisor else None
+    return value / divisor if divisor else None
 
 
 _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
@@ -142,19 +146,24 @@ _RIGHT: Mapping[Match, Callable[[str, Problem], bool]] = {
 def contains_answer(answers: Iterable[str], text: str, match: Literal["words", "substring"] = "words") -> bool:
     """Whether one of the answers is in a text, whatever its case and punctuation.
 
-    ``words`` asks for whole words, as BFCL's own checker; ``substring`` finds 35 in 135 too. Placeholders do not count.
+    ``words`` asks for whole words, as BFCL's own checker; ``substring`` finds 35 in 135 too. Placeholders do not count,
+    and an answer of punctuation alone is in no text.
     """
-    plain = _plain(_PLACEHOLDER.sub(" ", text))
-    edge = r"\b" if match == "words" else ""
-    return any(re.search(f"{edge}{re.escape(_plain(answer))}{edge}", plain) for answer in answers)
+    plain = _without_punctuation(_PLACEHOLDER.sub(" ", text))
+    pattern = r"(?<!\w){}(?!\w)" if match == "words" else "{}"  # no \b: "$5" begins with no letter or digit
+    looked_for = (_without_punctuation(answer) for answer in answers)
+    return any(re.search(pattern.format(re.escape(answer)), plain) for answer in looked_for if answer.strip())
 
 
-def _plain(text: str) -> str:
+def _without_punctuation(text: str) -> str:
     return text.translate(_IGNORED).lower()
 
 
 def _near(value: float | None, expected: float) -> bool:
-    return value is not None and abs(value - expected) < _TOLERANCE
+    """Whether two numbers differ by less than a millionth, and by no more than a thousandth of the larger one."""
+    if value is None or not math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-12):
+        return False
+    return abs(value - expected) < _TOLERANCE
 
 
 def _true_number(problem: Problem) -> float:
@@ -178,7 +187,7 @@ def _truths(problem: Problem, match: Match) -> tuple[str, ...]:
     return truths
 
 
-def folded_aliases(problem: Problem) -> frozenset[str]:
+def aliases_in_lower_case(problem: Problem) -> frozenset[str]:
     """The forms of the ground truth in lower case, without white space around them."""
     return frozenset(alias.lower().strip() for alias in _truths(problem, "alias"))
 

@@ -15,7 +15,7 @@ from condensegrpo.core.protocols.reward import RewardResult
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.threads import parsed
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.rewards.matches import MAX_CODE, Match, Matcher, code_of, folded_aliases
+from condensegrpo.rewards.matches import MAX_CODE, Match, Matcher, aliases_in_lower_case, code_of
 from condensegrpo.sandbox.sandbox import Sandbox
 
 Domain = Literal["general", "math", "coding"]
@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
     format_valid: bool
     correct: float  # 0.0 or 1.0; 0.0 where the format is invalid
 
-    def pays(self, name: str, total: float) -> RewardResult:
+    def result(self, name: str, total: float) -> RewardResult:
         """The result of a reward that pays ``total``, its only component, and reports this judgement."""
         return RewardResult(total=total, components={name: total}, format_valid=self.format_valid, correct=self.correct)
 
@@ -68,7 +68,8 @@ def judge_trajectory(
     if matcher is None:
         return Judgement(valid, 0.0)
     matcher.check_truth(problem)
-    return Judgement(valid, correct(trajectory, problem, matcher) if valid else 0.0)
+    answer = trajectory.answer if valid else None
+    return Judgement(valid, 0.0 if answer is None else float(matcher.right(answer, problem)))
 
 
 def format_valid(
@@ -100,12 +101,6 @@ def _characters(reply: Message) -> int:
     return len(reply.text.strip()) or sum(calls)
 
 
-def correct(trajectory: Trajectory, problem: Problem, matcher: Matcher) -> float:
-    """1.0 if the answer is right, 0.0 if it is wrong or missing; see ``Matcher``."""
-    matcher.check_truth(problem)
-    return 0.0 if trajectory.answer is None else float(matcher.right(trajectory.answer, problem))
-
-
 def _is_python(code: str) -> bool:
     if not code.strip() or len(code) > MAX_CODE:
         return False
@@ -127,7 +122,7 @@ class Correct(JudgingReward):
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
         verdict = judge_trajectory(trajectory, problem, self._matcher)
-        return verdict.pays("correct", verdict.correct)
+        return verdict.result("correct", verdict.correct)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -142,40 +137,40 @@ class Answered(JudgingReward):
         """The reward of one trajectory."""
         verdict = judge_trajectory(trajectory, problem, self._matcher)
         answer_worth = self.right if verdict.correct else self.wrong
-        return verdict.pays("answered", answer_worth if verdict.format_valid else 0.0)
+        return verdict.result("answered", answer_worth if verdict.format_valid else 0.0)
 
 
-class ExactMatch:
+class _AgainstAliases:
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without ground truth."""
+        aliases_in_lower_case(problem)
+
+    def _answer(self, trajectory: Trajectory) -> str | None:
+        answered = trajectory.stop.gives_answer and trajectory.answer is not None
+        return str(trajectory.answer).lower().strip() if answered else None
+
+
+class ExactMatch(_AgainstAliases):
     """1 if the answer equals an alias in lower case, white space around it left out, else 0. It judges correctness."""
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        said = _answer(trajectory)
-        right = float(said is not None and said in folded_aliases(problem))
+        answer = self._answer(trajectory)
+        right = float(answer is not None and answer in aliases_in_lower_case(problem))
         return RewardResult(total=right, components={"exact_match": right}, correct=right)
 
-    def check_problem(self, problem: Problem) -> None:
-        """Raise ValueError for a problem without ground truth."""
-        folded_aliases(problem)
 
+class AnswerContains(_AgainstAliases):
+    """1 if the answer contains any alias, case ignored, else 0.
 
-class AnswerContains:
-    """1 if the answer contains any alias, case ignored, else 0. It does not judge correctness."""
+    Used alone, an answer that contains one is correct; in ``weighted_sum`` it leaves the judgement to the other parts.
+    """
 
     def __call__(self, trajectory: Trajectory, problem: Problem) -> RewardResult:
         """The reward of one trajectory."""
-        said = _answer(trajectory)
-        contained = float(said is not None and any(alias in said for alias in folded_aliases(problem)))
+        answer = self._answer(trajectory)
+        contained = float(answer is not None and any(alias in answer for alias in aliases_in_lower_case(problem)))
         return RewardResult(total=contained, components={"answer_contains": contained})
-
-    def check_problem(self, problem: Problem) -> None:
-        """Raise ValueError for a problem without ground truth."""
-        folded_aliases(problem)
-
-
-def _answer(trajectory: Trajectory) -> str | None:
-    answered = trajectory.stop.gives_answer and trajectory.answer is not None
-    return str(trajectory.answer).lower().strip() if answered else None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -193,7 +188,7 @@ class EnvironmentOutcome:
         outcome = trajectory.outcome
         total = self.missing if outcome is None else outcome
         verdict = Judgement(format_valid=outcome is not None, correct=float(outcome is not None and outcome >= 1))
-        return verdict.pays("environment", total)
+        return verdict.result("environment", total)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -211,4 +206,4 @@ class ToolCalls(JudgingReward):
         attempts = sum(turn.tool_attempts for turn in trajectory.turns)
         successes = sum(turn.tool_successes for turn in trajectory.turns)
         total = self.weight * successes / attempts if attempts else 0.0
-        return judge_trajectory(trajectory, problem, self._matcher).pays("tool_calls", total)
+        return judge_trajectory(trajectory, problem, self._matcher).result("tool_calls", total)

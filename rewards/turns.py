@@ -13,7 +13,7 @@ from condensegrpo.core.messages import Message, Unit, bare
 from condensegrpo.core.protocols.reward import TurnReward
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory, Turn
-from condensegrpo.rewards.matches import folded_aliases
+from condensegrpo.rewards.matches import aliases_in_lower_case
 
 _FAULT = re.compile(r"Error:|Traceback|timed out|did not finish within|the code was ended")
 
@@ -62,7 +62,7 @@ class AnswerInResults(TurnReward):
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
-        aliases = folded_aliases(problem)
+        aliases = aliases_in_lower_case(problem)
         paid_K = [0.0] * len(trajectory.turns)
         for at, turn in enumerate(trajectory.turns):
             results = results_of(turn)
@@ -73,7 +73,7 @@ class AnswerInResults(TurnReward):
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ValueError for a problem without ground truth."""
-        folded_aliases(problem)
+        aliases_in_lower_case(problem)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from command import ENVIRONMENT, succeed_on_two_ranks
 from forked import ForkedCommand
 from safetensors.torch import load_file
 from tiny import qwen3, rows, tokenizer
-from two_ranks import FEWER, MINUTES, MORE, OPTIMISER, loss, micro_batches, steps_of
+from two_ranks import FEWER, MINUTES, MORE, OPTIMISER, flip_bit, loss, micro_batches, steps_of
 
 from condensegrpo.core.errors import CheckpointError
 from condensegrpo.learner import checkpoint, devices
@@ -259,6 +259,13 @@ def test_every_rank_says_that_one_of_them_could_not_write(ranks: Path) -> None:
     assert [*(ranks / "failed").iterdir()] == []
 
 
+def test_every_rank_says_that_the_first_found_a_damaged_checkpoint(ranks: Path) -> None:
+    """The others waited for it for ever."""
+    first, second = ((ranks / f"damaged_rank{rank}.txt").read_text() for rank in range(2))
+    assert first == second
+    assert "train_rank_1.pt its SHA-256 begins" in first
+
+
 def test_a_rank_may_be_later_than_the_limit_of_the_groups_for_gradients(ranks: Path) -> None:
     for rank in range(2):
         others, limits, gathered_values, sums = torch.load(ranks / f"late_rank{rank}.pt")
@@ -306,9 +313,7 @@ def test_a_disk_that_is_full_while_extra_writes_says_what_to_do(tmp_path: Path) 
 def test_a_flipped_bit_is_found_and_its_file_named(tmp_path: Path) -> None:
     path = saved(tmp_path, 1)
     victim = path / "train_rank_0.pt"
-    content = bytearray(victim.read_bytes())
-    content[len(content) // 2] ^= 1
-    victim.write_bytes(content)
+    flip_bit(victim)
     assert checkpoint.latest(tmp_path) == path  # the sizes are right
     learner = engine()
     with pytest.raises(CheckpointError, match=rf"{victim.name} its SHA-256 begins"):

@@ -72,6 +72,13 @@ def test_texts_are_rendered_as_those_of_a_new_model_without_pictures(tokenizer: 
     assert tokenizer("look()")["input_ids"] == plain("look()")["input_ids"]
 
 
+def test_a_template_that_shows_no_content_is_noticed() -> None:
+    plain = new_tokenizer(TASK.corpus(), kind="words", vocab_size=2048)
+    plain.chat_template = "{{ messages }}"
+    with pytest.raises(AssertionError, match="writes no content"):
+        seeing_tokenizer(plain)
+
+
 def test_the_folder_loads_and_its_tower_tells_pictures_apart(
     folder: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

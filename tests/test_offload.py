@@ -15,7 +15,7 @@ from two_ranks import OPTIMISER, loss, micro_batches
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner import checkpoint
 from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.engine import (
@@ -147,6 +147,17 @@ def test_steps_are_bit_equal_though_the_state_leaves_between_them(
         assert all(torch.equal(weights(staying)[name], tensor) for name, tensor in weights(engine).items())
     for engine in (staying, leaving, resumed):
         close_deepspeed(engine)
+
+
+def test_the_state_leaves_after_a_failed_step_too() -> None:
+    engine = open_deepspeed(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
+    to_main_memory(engine)
+    away = set(engine.optimizer.offloaded_states)
+    assert away
+    with pytest.raises(LearnerError, match="no rank has a micro-batch"), on_device(engine):
+        optimizer_step(engine, [], loss)
+    assert engine.optimizer.offloaded_states == away
+    close_deepspeed(engine)
 
 
 @pytest.mark.parametrize(("offload", "stage", "least"), [("optimiser", 0, 1), ("optimiser_and_weights", 2, 3)])

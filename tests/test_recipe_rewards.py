@@ -14,9 +14,10 @@ from builders import assistant, trajectory, turn, user
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.messages import MediaPart, Message
-from condensegrpo.core.protocols.reward import RewardResult
+from condensegrpo.core.protocols.reward import Reward, RewardResult
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.core.trajectory import StopReason, Trajectory, Turn
+from condensegrpo.core.trajectory import Score, StopReason, Trajectory, Turn
+from condensegrpo.episodes.scoring import score
 from condensegrpo.rewards import mathematics
 from condensegrpo.rewards.context import InverseMaxContext
 from condensegrpo.rewards.format import Format, XmlFormat, XmlFormatAws, XmlTags
@@ -395,6 +396,15 @@ def test_an_essay_is_no_value_in_the_domain_math() -> None:
 )
 def test_every_reward_of_the_recipes_is_built_by_name(name: str) -> None:
     assert callable(build_plugin("rewards", name, {}))
+
+
+@pytest.mark.parametrize(
+    ("reward", "correct"), [(ExactMatch(), 1.0), (AnswerContains(), 1.0), (XmlFormat(), 0.0), (XmlTags(), 0.0)]
+)
+def test_used_alone_the_rewards_of_form_call_no_answer_correct(reward: Reward, correct: float) -> None:
+    scored = score(said("<answer>Paris</answer>", answer="Paris"), PARIS, reward)
+    assert isinstance(scored, Score)
+    assert scored.correct == correct
 
 
 def test_a_blank_reply_is_not_paid() -> None:

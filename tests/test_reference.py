@@ -1,6 +1,8 @@
 """What a KL term is measured to: a frozen copy, or the learner's own base under its adapters."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import torch
@@ -90,6 +92,20 @@ def test_a_frozen_copy_is_exact_takes_no_gradient_and_goes_back_to_where_it_was(
     assert not batch.reference.requires_grad
     assert [tensor for tensor in copy.parameters() if tensor.requires_grad] == []
     assert {tensor.device.type for tensor in copy.parameters()} == {"cpu"}
+
+
+def test_a_frozen_copy_goes_back_to_where_it_was_after_a_failure() -> None:
+    class Moved(TrainedLogprobs):
+        def to(self, device: Any) -> Self:
+            moves.append(torch.device(device))
+            return self
+
+    moves: list[torch.device] = []
+    (batch,) = micro_batches(rows(4), 4)
+    beyond_vocabulary = replace(batch, token_ids=batch.token_ids + 10**6)
+    with pytest.raises(IndexError):
+        against_copy(Moved(qwen3()), "cpu:0", [beyond_vocabulary], 1.0)
+    assert moves == [torch.device("cpu:0"), torch.device("cpu")]
 
 
 def test_a_frozen_copy_without_micro_batches_says_nothing(copy: TrainedLogprobs) -> None:

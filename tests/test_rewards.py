@@ -17,7 +17,7 @@ from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.rewards.context import InverseMaxContext, InverseScaled, Multiplicative
 from condensegrpo.rewards.format import Format
 from condensegrpo.rewards.matches import Match, Matcher, number
-from condensegrpo.rewards.outcome import Correct, ToolCalls, correct, format_valid
+from condensegrpo.rewards.outcome import Correct, ToolCalls, format_valid, judge_trajectory
 from condensegrpo.rewards.weighted_sum import WeightedSum
 
 SEVEN = Problem(id="p0", question="3 + 4?", answer="7")
@@ -35,6 +35,11 @@ def answered(
     said = [*replies, *[replies[-1]] * (len(contexts) - len(replies))]
     turns = [turn(range(length), [1], reply=reply) for length, reply in zip(contexts, said, strict=True)]
     return trajectory(*turns, stop=stop, answer=answer)
+
+
+def correct(one: Trajectory, problem: Problem, matcher: Matcher) -> float:
+    """Whether a trajectory is right."""
+    return judge_trajectory(one, problem, matcher).correct
 
 
 def calling(*counts: tuple[int, int], answer: str | None = "7") -> Trajectory:
@@ -116,6 +121,17 @@ def test_a_trajectory_without_turns_is_not_well_formed() -> None:
         ("number", "0.5", "x = 1/2", 1.0),
         ("number", "12", "12/25/2024", 1.0),  # a date is no fraction
         ("number", "1", "1 1/2", 1.0),  # nor is a mixed number
+        ("number", "34", "3,4 and 5", 0.0),  # a comma that groups no thousands ends a number
+        ("number", "3", "3,4 and 5", 1.0),
+        ("number", "5e-7", "0", 0.0),
+        ("number", "0", "5e-7", 0.0),
+        ("number", "5e-7", "0.0000005", 1.0),
+        ("number", "0", "1e-15", 1.0),
+        ("number", "0.333333", "1/3", 1.0),
+        ("last_number", "5e-7", "it is 0", 0.0),
+        ("words", "$5", "it costs $5 now", 1.0),
+        ("words", "C++", "In C++.", 1.0),
+        ("words", "C++", "c", 0.0),
         ("number", "1", "1/0", 0.0),
         ("number", "7", "therefore", 0.0),
         ("number", "7", "", 0.0),
@@ -145,6 +161,11 @@ def test_a_column_of_aliases_may_have_a_text_or_null(aliases: str | None, right:
     problem = Problem(id="p0", question="Who?", answer="Lee", data={"aliases": aliases})
     assert [correct(answered(said), problem, Matcher("alias")) for said in ("lee", "ann", "n")] == right
     assert [correct(answered(said), problem, Matcher("contains")) for said in ("a lee", "ann b", "nobody")] == right
+
+
+def test_an_alias_of_punctuation_makes_no_answer_right() -> None:
+    problem = Problem(id="p0", question="Who?", answer="Lee", data={"aliases": ["-", "(*)"]})
+    assert [correct(answered(said), problem, Matcher("words")) for said in ("any text", "Lee.")] == [0.0, 1.0]
 
 
 def test_no_answer_is_not_right() -> None:

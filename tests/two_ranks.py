@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -310,18 +310,38 @@ def saved_in_background(folder: Path) -> None:
     close_deepspeed(second)
 
 
+@contextmanager
+def _recorded(file: Path) -> Iterator[None]:
+    """The error of the block in a file."""
+    try:
+        yield
+    except LearnerError as error:
+        file.write_text(f"{type(error).__name__}: {error}")
+
+
+def flip_bit(file: Path) -> None:
+    """Damage a file without changing its size."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def fails_on_one_rank(folder: Path) -> None:
-    """The second rank cannot write its part of a checkpoint."""
+    """The second rank cannot write its part of a checkpoint; the first finds that another one is damaged."""
 
     def full(_: Path) -> None:
         if ranks.rank() == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     engine = open_deepspeed(qwen3(), zero_stage=0, optimizer=OPTIMISER, total_steps=10, dtype="float32")
-    try:
+    with _recorded(folder / f"error_rank{ranks.rank()}.txt"):
         checkpoint.save(engine, folder / "failed", step=1, state={}, extra=full)
-    except LearnerError as error:
-        (folder / f"error_rank{ranks.rank()}.txt").write_text(f"{type(error).__name__}: {error}")
+    damaged = checkpoint.save(engine, folder / "damaged", step=1, state={})
+    if ranks.rank() == 0:
+        flip_bit(damaged / "train_rank_1.pt")
+    ranks.barrier()
+    with _recorded(folder / f"damaged_rank{ranks.rank()}.txt"):
+        checkpoint.load_checkpoint(engine, damaged)
     close_deepspeed(engine)
 
 

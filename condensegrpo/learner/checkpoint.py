@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
@@ -31,13 +31,12 @@ from condensegrpo.learner import devices
 from condensegrpo.learner.atomic_folder import publish, remove_leftover, sha256_of, temporary_name, write_errors
 from condensegrpo.learner.deepspeed_import import DeepSpeedEngine
 from condensegrpo.learner.model_folder import check_weights
-from condensegrpo.learner.ranks import any_rank, from_first, gather, rank, world_size
+from condensegrpo.learner.ranks import any_rank, from_first, on_every_rank, rank, world_size
 from condensegrpo.learner.training_state import restore_training_state, training_state
 from condensegrpo.learner.weights import fingerprint
 from condensegrpo.storage.files import TEMPORARY, is_locked
 from condensegrpo.storage.run_folder import MANIFEST
 
-T = TypeVar("T")
 FORMAT = 1  # of the files; a checkpoint of another format is refused
 _RNG, _TRAIN, _STATE = "rng_rank_{}.pt", "train_rank_{}.pt", "state.json"
 _STEP = re.compile(r"step_\d{6,}")
@@ -134,26 +133,15 @@ def save_shards(
         publish(temporary, target)
 
     def write() -> Path:
-        parts = _on_every_rank(write_part, temporary)
-        _on_every_rank(lambda: publish_all(parts) if rank() == 0 else None, temporary)
+        try:
+            parts = on_every_rank(write_errors(temporary)(write_part), "saving")
+            on_every_rank(write_errors(temporary)(lambda: publish_all(parts) if rank() == 0 else None), "saving")
+        except CondenseError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         return target
 
     return write
-
-
-def _on_every_rank(call: Callable[[], T], temporary: Path) -> list[T]:
-    """What a call returns on every rank; if it fails on one, every rank raises that after the folder was removed."""
-    try:
-        with write_errors(temporary):
-            outcome: tuple[CondenseError | None, T | None] = (None, call())
-    except CondenseError as caught:
-        outcome = (caught, None)
-    outcomes = gather(outcome, "saving")
-    error = next((failed for failed, _ in outcomes if failed), None)
-    if error is not None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise error
-    return [cast(T, result) for _, result in outcomes]
 
 
 def _files_of_rank(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -176,7 +164,7 @@ def load_checkpoint(engine: DeepSpeedEngine, checkpoint: Path) -> dict[str, Any]
     Returns:
         The loop's own state, as it was given to ``save``.
     """
-    manifest = verify(checkpoint) if rank() == 0 else _complete(checkpoint)
+    manifest = on_every_rank(lambda: verify(checkpoint) if rank() == 0 else _complete(checkpoint))[rank()]
     policy = fingerprint(engine)  # every rank must compute it
     if any_rank(rank() == 0 and policy != manifest.policy):
         raise CheckpointError(

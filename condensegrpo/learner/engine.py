@@ -327,9 +327,11 @@ def against_copy(
     Collective among the ranks that compute micro-batches together, and not otherwise.
     """
     home = next(reference.parameters()).device
-    reference.to(device)
-    logps = [reference(reference.place(batch, torch.device(device)), temperature) for batch in batches]
-    reference.to(home)
+    try:
+        reference.to(device)
+        logps = [reference(reference.place(batch, torch.device(device)), temperature) for batch in batches]
+    finally:
+        reference.to(home)
     return _with_reference(batches, logps)
 
 

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 IMAGE = "<image>"  # the template writes it for a picture; its positions take the embeddings
-SPECIAL = (
-    "<fake_token_around_image>",
-    "<global-img>",
-    IMAGE,
-)  # see processor.py; the last ids of the vocabulary
+# the last ids of the vocabulary; see ``vision/processor.py``
+SPECIAL = ("<fake_token_around_image>", "<global-img>", IMAGE)
 
 WHITE = [1.0, 1.0, 1.0]  # is 0 for the model, so that what is drawn on light paper stands out of it
 PATCH_STD, POSITION_STD = 2.0, 1.5  # of the initial embeddings: of a patch by its weights, and of its position
@@ -29,15 +26,15 @@ SHOWN = """\
     {%- endif %}
 {%- endmacro %}
 """
-CONTENT = "(message['content'] or '') }}"  # in the template of a model of text
+CONTENT = "'\\n' + (message['content'] or '')"  # in ``new_tokenizer.CHAT_TEMPLATE``
 
 
 def seeing_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedTokenizerFast":
     """A new tokenizer with the tokens and the chat template of a model that sees."""
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)}, replace_extra_special_tokens=False)
-    tokenizer.chat_template = SHOWN + str(tokenizer.chat_template).replace(
-        f"'\\n' + {CONTENT}", "'\\n' + shown(message['content'] or '') }}"
-    )
+    before, content, after = str(tokenizer.chat_template).partition(CONTENT)
+    assert content, "the template writes no content of messages that could show pictures"
+    tokenizer.chat_template = f"{SHOWN}{before}'\\n' + shown(message['content'] or ''){after}"
     return tokenizer
 
 

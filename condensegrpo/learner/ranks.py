@@ -12,15 +12,16 @@ import os
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]  # HashStore: not in the stubs
 
+from condensegrpo.core.errors import CondenseError
 from condensegrpo.learner.devices import device_memory
 from condensegrpo.learner.launchers import device_index
 from condensegrpo.learner.settings import TIMEOUT_MINUTES
@@ -137,6 +138,20 @@ def gather(value: T, thread: Thread = "main") -> list[T]:
     values: list[T] = [value] * world_size()
     distributed.all_gather_object(values, value, group=_gloo.get(thread))
     return values
+
+
+def on_every_rank(call: Callable[[], T], thread: Thread = "main") -> list[T]:
+    """What a call returns on each rank; if it fails on one, every rank raises that error and none waits for another."""
+    outcome: tuple[CondenseError | None, T | None]
+    try:
+        outcome = (None, call())
+    except CondenseError as caught:
+        outcome = (caught, None)
+    outcomes = gather(outcome, thread)
+    error = next((failed for failed, _ in outcomes if failed is not None), None)
+    if error is not None:
+        raise error
+    return [cast(T, result) for _, result in outcomes]
 
 
 def from_first(value: T) -> T:

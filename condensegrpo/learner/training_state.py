@@ -174,8 +174,10 @@ def to_device(engine: DeepSpeedEngine) -> None:
 def on_device(engine: DeepSpeedEngine) -> Iterator[None]:
     """The state is on the GPU, and in main memory before and after."""
     to_device(engine)
-    yield
-    to_main_memory(engine)
+    try:
+        yield
+    finally:
+        to_main_memory(engine)
 
 
 def _adamw(engine: DeepSpeedEngine) -> torch.optim.Optimizer:
