@@ -3,9 +3,11 @@
 ``condensegrpo --help`` imports no module of a command: it reads the summaries from the source.
 """
 
+import re
 import sys
 import traceback
 from importlib.metadata import EntryPoint
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,6 +66,7 @@ class LazyGroup(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             command.help = GROUPS.get(cmd_name) or docstring_in_source(_entry(cmd_name))
+            _join_lines(command)
         return command
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
@@ -76,7 +79,16 @@ class LazyGroup(TyperGroup):
             parent.add_typer(_entry(name).load(), name=name, help=GROUPS[name])
         else:
             parent.command(name, epilog=_algorithms() if name == "train" else None)(_entry(name).load())
-        return name, typer.main.get_group(parent).commands[name], rest
+        command = typer.main.get_group(parent).commands[name]
+        _join_lines(command)
+        return name, command, rest
+
+
+def _join_lines(command: "Command") -> None:
+    """Make each paragraph of the help one line, which the terminal wraps: Typer keeps the line breaks of the source."""
+    command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help or ""))
+    for inner in getattr(command, "commands", {}).values():
+        _join_lines(inner)
 
 
 def _entry(name: str) -> EntryPoint:

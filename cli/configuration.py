@@ -26,7 +26,7 @@ UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
 
 
 def config_command(
-    listed: Annotated[bool, typer.Option("--list", help="List the keys, as by default.")] = True,
+    listed: Annotated[bool, typer.Option("--list", show_default=False, help="List the keys, as by default.")] = True,
     names: Annotated[
         bool, typer.Option("--shipped", help="List the names of the shipped configurations instead.")
     ] = False,
@@ -50,6 +50,7 @@ def explain(
     key: Annotated[
         str,
         typer.Argument(
+            metavar="KEY",
             help="A key or section, its last part, or a key of TRL or verl.",
             autocompletion=lambda incomplete: [name for name in keys() if name.startswith(incomplete)],
         ),

@@ -95,7 +95,8 @@ ERRORS = (  # of a configuration: the first class that fits, the area and the cu
 
 def doctor(
     config: Annotated[
-        str | None, typer.Argument(help="Also check what this needs: a YAML file, a shipped name or a run.")
+        str | None,
+        typer.Argument(metavar="CONFIG", help="Also check what this needs: a YAML file, a shipped name or a run."),
     ] = None,
     overrides: Overrides = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs"),

@@ -95,7 +95,7 @@ def evaluate_command(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="By default the configuration of the run."),
+        typer.Argument(metavar="CONFIG|KEY=VALUE", help="By default the configuration of the run."),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Trajectories per problem.")] = None,
     save: Annotated[

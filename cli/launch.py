@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from pydantic import TypeAdapter
@@ -31,7 +31,10 @@ from condensegrpo.samplers.vllm.settings import TEMPORARY, ServerSettings
 from condensegrpo.storage.files import make_folder, write_atomically
 
 Config = Annotated[
-    str, typer.Argument(help="A YAML file or the name of a shipped configuration.", autocompletion=config_names)
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A YAML file or the name of a shipped configuration.", autocompletion=config_names
+    ),
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
 Hours = Annotated[float, typer.Option(min=0.1, help="Time limit of a start.")]
@@ -40,14 +43,14 @@ Out = Annotated[Path | None, typer.Option(metavar="PATH", help="What to write; b
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there and differ.")]
 OPTION = re.compile(r"[a-z][a-z-]*(=\S.*)?")  # as #SBATCH takes them
 CODE, CHECKPOINTS = "/opt/ml/input/data/code", "/opt/ml/checkpoints"
+SERVERS = "vllm_server"
 ENTRY, REQUEST = "start.sh", "job.json"
 LONGEST_NAME = 63 - len("-20260101-000000")  # characters of a job's name, without the time
 
 launch = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """The training that a script starts."""
 
     source: str  # the CONFIG argument
@@ -57,40 +60,20 @@ class Job:
     @classmethod
     def load(cls, source: str, overrides: Sequence[str]) -> "Job":
         """Read and check a configuration."""
-        return cls(source=source, overrides=tuple(overrides), config=load_config(find_config(source), overrides))
+        return cls(source, tuple(overrides), load_config(find_config(source), overrides))
 
     def check(self, *, gpus: int) -> None:
-        """Check the run as far as this machine can, and print the rest; doctor checks all of it on the nodes.
-
-        Args:
-            gpus: of a node.
-        """
+        """Check the run on nodes with ``gpus`` as far as this machine can, and print the rest; doctor checks all."""
         with waiting_for("checking the configuration"):
             from condensegrpo.assembly.build import build
             from condensegrpo.assembly.preflight import check_settings
 
             try:
-                built = build(config_on("gpu" if gpus else "cpu", self.source, self.overrides))
-                notes = check_settings(built)
+                notes = check_settings(build(config_on("gpu" if gpus else "cpu", self.source, self.overrides)))
             except (DataMissing, ModelMissing) as error:
                 notes = (f"not checked on this machine: {error}",)
         for note in notes:
             typer.echo(note)
-
-    @property
-    def variables(self) -> str:
-        """The lines of bash that set ``config`` and ``overrides``."""
-        words = "".join(f"\n    {shlex.quote(override)}" for override in self.overrides)
-        return f"config={shlex.quote(self.source)}\noverrides=({words}{words and chr(10)})\n"
-
-    @property
-    def text(self) -> str:
-        """The configuration as one file: what it does not set is chosen where it is read, such as ``model.dtype``."""
-        return dump(resolved(find_config(self.source), self.overrides))
-
-    def with_overrides(self, *overrides: str) -> "Job":
-        """The job with further overrides."""
-        return Job.load(self.source, (*self.overrides, *overrides))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,12 +175,11 @@ def slurm(
 
 def script(job: Job, machines: Machines, *, options: Sequence[str], setup: Sequence[str]) -> str:
     """The batch script; ``options`` are further ones of sbatch, without their dashes."""
-    sampled = job.config.sampler.options if job.config.sampler.name == "vllm_server" else {}
-    server = TypeAdapter(ServerSettings).validate_python(sampled.get("server", {}))
-    if machines.server_nodes:
-        job = _on_server_nodes(job, server)
-    elif machines.server_gpus:
-        job = _on_server_gpus(job, server, machines)
+    name, given = job.config.sampler.name, job.config.sampler.options
+    server = TypeAdapter(ServerSettings).validate_python(given.get("server", {}) if name == SERVERS else {})
+    if machines.server_nodes or machines.server_gpus:
+        sampler = [f"sampler.name={SERVERS}", *(["sampler.options={}"] if given and name != SERVERS else [])]
+        job = Job.load(job.source, (*job.overrides, *sampler, *_placed(job, machines, server)))
     fixed = (
         f"job-name={job.config.name}",
         f"nodes={machines.nodes}",
@@ -207,51 +189,43 @@ def script(job: Job, machines: Machines, *, options: Sequence[str], setup: Seque
     )
     directives = "".join(f"#SBATCH --{option}\n" for option in (*fixed, *options))
     lines = "".join(f"{line}\n" for line in setup)
-    head = f"#!/bin/bash\n{directives}{lines}\n{job.variables}"
+    words = "".join(f"\n    {shlex.quote(override)}" for override in job.overrides)
+    variables = f"config={shlex.quote(job.source)}\noverrides=({words}{words and chr(10)})\n"
+    head = f"#!/bin/bash\n{directives}{lines}\n{variables}"
     if not machines.server_nodes:
         return f"{head}learner=()\n\n{template('slurm.sh.txt')}"
-    each = machines.gpus // server.tensor_parallel_size
-    if not each:
-        raise ConfigError(
-            f"placing servers on nodes with --gpus {machines.gpus}: each takes server.tensor_parallel_size="
-            f"{server.tensor_parallel_size}. Set that to {machines.gpus} or less."
-        )
     counts = (
-        f"server_nodes={machines.server_nodes} servers_per_node={each} gpus_per_server={server.tensor_parallel_size}\n"
+        f"server_nodes={machines.server_nodes} servers_per_node={machines.gpus // server.tensor_parallel_size} "
+        f"gpus_per_server={server.tensor_parallel_size}\n"
         f"learner=(--nodes={machines.learning_nodes} --ntasks={machines.learning_nodes * machines.ranks_per_node})\n"
     )
     checked, train = template("slurm.sh.txt").split("# train\n")
     return f"{head}{counts}\n{checked}{template('slurm_servers.sh.txt')}\n{train}"
 
 
-def _sampler(job: Job) -> tuple[str, ...]:
-    """The overrides that choose servers, without the options of another sampler."""
-    other = job.config.sampler.name != "vllm_server" and job.config.sampler.options
-    return ("sampler.name=vllm_server", *(["sampler.options={}"] if other else []))
-
-
-def _on_server_nodes(job: Job, server: ServerSettings) -> Job:
-    """The job with the weights for the servers in a folder that all nodes share."""
+def _placed(job: Job, machines: Machines, server: ServerSettings) -> list[str]:
+    """The overrides that place servers: with weights in a folder that all nodes share, or as many as a rank starts."""
+    size, ranks = server.tensor_parallel_size, machines.ranks_per_node
+    if machines.server_gpus:
+        if machines.server_gpus % (ranks * size):
+            raise ConfigError(
+                f"sharing out {machines.server_gpus} GPUs of each node for servers: each of {ranks} ranks starts "
+                f"servers of {size} GPUs, so wanted a multiple of {ranks * size}. Choose another --server-gpus, or "
+                f"--server-nodes."
+            )
+        return [f"sampler.options.replicas={machines.server_gpus // (ranks * size)}"]
     if job.config.model.path is None:
         raise ConfigError(
             "placing servers on nodes of their own: the configuration makes a new model, which no server can load "
             "before the run has made it. Set model.path, or leave out --server-nodes."
         )
-    folder = Path(job.config.runs_dir) / f"{job.config.name}.weights"
-    shared = [override("sampler.options.server.weights", str(folder.absolute()))] if server.weights == TEMPORARY else []
-    return job.with_overrides(*_sampler(job), *shared)
-
-
-def _on_server_gpus(job: Job, server: ServerSettings, machines: Machines) -> Job:
-    """The job in which every rank starts its share of the servers, on the GPUs that no rank computes on."""
-    used = machines.ranks_per_node * server.tensor_parallel_size
-    if machines.server_gpus % used:
+    if size > machines.gpus:
         raise ConfigError(
-            f"sharing out {machines.server_gpus} GPUs of each node for servers: each of {machines.ranks_per_node} "
-            f"ranks starts servers of {server.tensor_parallel_size} GPUs, so wanted a multiple of {used}. Choose "
-            f"another --server-gpus, or --server-nodes."
+            f"placing servers on nodes with --gpus {machines.gpus}: each takes server.tensor_parallel_size={size}. Set "
+            f"that to {machines.gpus} or less."
         )
-    return job.with_overrides(*_sampler(job), f"sampler.options.replicas={machines.server_gpus // used}")
+    folder = Path(job.config.runs_dir) / f"{job.config.name}.weights"
+    return [override("sampler.options.server.weights", str(folder.absolute()))] if server.weights == TEMPORARY else []
 
 
 @launch.command()
@@ -310,7 +284,8 @@ def sagemaker(
         else:
             make_folder(placed.parent)
             shutil.copy(path, placed)
-    texts = {"config.yaml": job.text, ENTRY: template("sagemaker.sh.txt")}
+    # what the configuration does not set is chosen where it is read, such as model.dtype
+    texts = {"config.yaml": dump(resolved(find_config(config), job.overrides)), ENTRY: template("sagemaker.sh.txt")}
     for name, text in {**texts, REQUEST: json.dumps(request, indent=2) + "\n"}.items():
         write(folder / name, text, overwrite=overwrite)
     if submit_:

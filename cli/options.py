@@ -2,7 +2,7 @@
 
 import ast
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +17,18 @@ from condensegrpo.core.errors import ConfigError
 DEBUG = "--debug"  # of every command: tracebacks of errors, which are otherwise shown as one line
 DECLARED = ("train", "eval")  # the commands that declare it: they also show the tracebacks of failed trajectories
 Debug = Annotated[bool, typer.Option(DEBUG, help="Show the tracebacks of errors and of failed trajectories.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of its keys.")]
-AnyConfig = Annotated[str, typer.Argument(help="A YAML file, the name of a shipped one, or a run folder.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of its keys.")]
+AnyConfig = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, the name of a shipped one, or a run folder.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def check_one_of(options: Mapping[str, object], advice: str = "Choose one of them.") -> None:
+    """Check that at most one option is given: the others are false."""
+    first, *more = [name for name, value in options.items() if value] or [""]
+    if more:
+        raise ConfigError(f"reading {first}: it goes without {', '.join(more)}. {advice}")
 
 
 def check_plot(file: Path | None, *endings: str) -> None:

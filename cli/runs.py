@@ -88,7 +88,7 @@ def list_runs(
 def compare_command(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders; one shows that run.", autocompletion=run_folders),
+        typer.Argument(metavar="RUN", help="Run folders; one shows that run.", autocompletion=run_folders),
     ],
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw the curves into this file (.svg or .png).")

@@ -44,7 +44,7 @@ REPLY_SECONDS = 3600.0  # beside the idle time: of one reply with all its retrie
 
 def serve_command(
     config: AnyConfig,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="On top of it.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="On top of it.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Serve this; by default model.path, or the policy of the run.")
     ] = None,
@@ -121,7 +121,9 @@ def _policy(config: RunConfig, folder: Path) -> str:
 
 
 def proxy(
-    model: Annotated[str, typer.Argument(help="Folder or Hub id of the served model's tokenizer; loads no weights.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder or Hub id of the served model's tokenizer; loads no weights.")
+    ],
     upstream: Annotated[str, typer.Option(metavar="URL", help="API of the model, such as http://localhost:8000/v1.")],
     condenser: Annotated[str, typer.Option(help="With its options, such as 'last_k keep_last=3'.")],
     overrides: Overrides = None,

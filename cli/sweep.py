@@ -92,7 +92,7 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
     make_folder(folder)
     with RunFolder(folder).locked(), outlived_streams(lambda why: None):  # its runs have logs, and results are files
         console = theme.console(sys.stderr)
-        unfinished = _run(planned, study, stop, SweepProgress(planned, console))
+        unfinished = _run(planned, study, stop, console)
         _finish(planned, folder, console, unfinished=unfinished)
 
 
@@ -122,21 +122,11 @@ def plan_text(sweep: Sweep) -> str:
 class SweepProgress:
     """Shows the runs of a sweep: a live table on a terminal, else a line when one starts or ends, and every minute."""
 
-    def __init__(self, sweep: Sweep, console: Console) -> None:
-        self._sweep, self._console = sweep, console
+    def __init__(self, sweep: Sweep, live: Live) -> None:
+        self._sweep, self._live, self._console = sweep, live, live.console
         self._states = dict(sweep.states)
         self._began, self._steps = time.monotonic(), sweep.steps_taken
         self._next_status = time.monotonic() + STATUS_SECONDS
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-
-    def __enter__(self) -> "SweepProgress":
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
 
     def update(self) -> None:
         """Show what changed."""
@@ -144,9 +134,8 @@ class SweepProgress:
         self._states = dict(self._sweep.states)
         for run in changed:
             self._console.print(f"{run.name}: {self._states[run.name]}. {self._summary()}")
-        if self._live:
-            self._live.update(self._table(), refresh=True)
-        elif time.monotonic() > self._next_status:
+        self._live.update(self._table(), refresh=True)  # draws nothing where there is no terminal
+        if not self._console.is_terminal and time.monotonic() > self._next_status:
             self._next_status = time.monotonic() + STATUS_SECONDS
             steps = (f"{run.name} step {run.step}/{run.config.train.steps}" for run in self._sweep.active)
             self._console.print(f"{', '.join(steps)}. {self._summary()}")
@@ -170,10 +159,11 @@ class SweepProgress:
         return table
 
 
-def _run(sweep: Sweep, study: Study, stop: StopRequest, progress: SweepProgress) -> int:
+def _run(sweep: Sweep, study: Study, stop: StopRequest, console: Console) -> int:
     """Run until nothing is left to do; returns the exit code of a sweep that did not finish every run."""
     began, stopping = time.monotonic(), False
-    with progress:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        progress = SweepProgress(sweep, live)
         while sweep.advance():
             progress.update()
             if stop.requested() and not stopping:

@@ -2,20 +2,17 @@
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from condensegrpo.cli.options import Debug, config_names, names_and_overrides
+from condensegrpo.cli.options import Debug, check_one_of, config_names, names_and_overrides
 from condensegrpo.cli.process import StopRequest, outlived_streams
 from condensegrpo.config.load import dump_with_origins, find_config, load_config
 from condensegrpo.config.resumed import recorded_changes
-from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.observer import Observers, Silent
 from condensegrpo.core.process import postpone_collections
@@ -44,19 +41,11 @@ MEASURES = (
 )
 
 
-class Output(StrEnum):
-    """The output of a training run."""
-
-    CONSOLE = "console"
-    QUIET = "quiet"  # errors alone
-    JSON = "json"  # one object a line
-
-
 def train_command(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
+            metavar="CONFIG|KEY=VALUE",
             help="A YAML file or the name of a shipped configuration, then overrides of its keys.",
             autocompletion=config_names,
         ),
@@ -90,20 +79,24 @@ def train_command(
 
     Example: condensegrpo train configs/quickstart.yaml train.steps=40 seed=1 name=seed1
     """
-    output = Output.JSON if as_json else Output.QUIET if quiet else Output.CONSOLE
     if allow_changes and not (resume or continue_):
         raise ConfigError("reading the options: found --allow-changes without --resume. Add --resume RUN.")
-    _one_of({"--resume": bool(resume), "--continue": continue_, "--overwrite": overwrite})
-    _one_of({"--quiet": quiet, "--json": as_json})
-    config, run, text = _configuration(arguments or [], resume, continue_=continue_)
-    with waiting_for("checking the configuration", quiet=output is not Output.CONSOLE):
+    check_one_of({"--resume": resume, "--continue": continue_, "--overwrite": overwrite})
+    check_one_of({"--quiet": quiet, "--json": as_json})
+    join_launch(os.environ)
+    path, overrides = _source(arguments or [], resume)
+    config = load_config(path, overrides)
+    named = RunFolder(resume or Path(config.runs_dir) / config.name)
+    # nothing is trained until every rank has come this far
+    run = named if resume or (continue_ and named.has_results) else None
+    with waiting_for("checking the configuration", quiet=quiet or as_json):
         postpone_collections()  # until the run begins
         from condensegrpo.learner.ranks import leave, world_size
         from condensegrpo.training.run_setup import prepare_run
 
         prepared = prepare_run(config, continued=run, overwrite=overwrite, allow_changes=allow_changes, dry_run=dry_run)
     if dry_run:
-        _print_dry_run(prepared, text)
+        _print_dry_run(prepared, dump_with_origins(config, path, overrides))
         return
     quiet_libraries()
     with prepared.folder() as folder:
@@ -111,40 +104,20 @@ def train_command(
             stop = StopRequest()
             code = 0 if prepared.train(folder, observer=Silent(), stopping=stop.requested) else stop.exit_code
         else:
-            code = _train_as_first_rank(prepared, folder, output, debug=debug)
+            code = _train_as_first_rank(prepared, folder, quiet=quiet, as_json=as_json, debug=debug)
     if world_size() > 1:  # a single process leaves at its exit
         leave()
     raise typer.Exit(code)
 
 
-def _one_of(options: Mapping[str, bool]) -> None:
-    """Check that at most one of these options is given."""
-    given = [option for option, is_given in options.items() if is_given]
-    if len(given) > 1:
-        raise ConfigError(f"reading the options: found {given[1]} with {given[0]}. Choose one of them.")
-
-
-def _configuration(
-    arguments: list[str], resume: Path | None, *, continue_: bool
-) -> tuple[RunConfig, RunFolder | None, Callable[[], str]]:
-    """The configuration, the run that it continues if there is one, and its text with the origin of each value."""
-    join_launch(os.environ)
-    path, overrides = _source(arguments, resume)
-    run = RunFolder.open(resume) if resume else None
-    config = load_config(path, overrides)
-    named = RunFolder(Path(config.runs_dir) / config.name)
-    # nothing is trained until every rank has come this far
-    return config, named if continue_ and named.has_results else run, lambda: dump_with_origins(config, path, overrides)
-
-
-def _print_dry_run(prepared: "PreparedRun", configuration: Callable[[], str]) -> None:
+def _print_dry_run(prepared: "PreparedRun", configuration: str) -> None:
     for line in "\n".join(prepared.notes).splitlines():
         typer.echo(f"# {line}")
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
         problems = prepared.components.problems(split)
         typer.echo(f"# {split}: {plural(len(problems), 'problem')}, the first: {problems[0].question[:80]!r}")
-    typer.echo(configuration(), nl=False)
+    typer.echo(configuration, nl=False)
 
 
 def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]:
@@ -164,30 +137,28 @@ def _source(arguments: list[str], resume: Path | None) -> tuple[Path, list[str]]
     return find_config(names[0]), overrides
 
 
-def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, output: Output, *, debug: bool) -> int:
+def _train_as_first_rank(prepared: "PreparedRun", folder: RunFolder, *, quiet: bool, as_json: bool, debug: bool) -> int:
     """Train as rank 0, which shows the progress and writes ``log.txt``; returns the exit code, 0 after all steps."""
     steps, lines = prepared.components.config.train.steps, JsonLines()
     with ExitStack() as stack:
         log = stack.enter_context(RunLog(folder.log, steps=steps))
         stack.enter_context(outlived_streams(log.notice))
         console = TrainingConsole(steps=steps, debug=debug)
-        shown = {Output.QUIET: (), Output.JSON: (lines,), Output.CONSOLE: (console,)}[output]
-        if console in shown:
-            stack.enter_context(console)
+        shown = () if quiet else (lines,) if as_json else (stack.enter_context(console),)
         stop = StopRequest(log.doing, console.announce)
         finished = prepared.train(folder, observer=Observers(log, *shown), stopping=stop.requested)
-    if output is Output.JSON:
+    if as_json:
         lines.emit("end", finished=finished, folder=str(folder.path))
-    elif output is Output.CONSOLE and finished:
+    elif finished and not quiet:
         print_summary(folder)
-    elif output is Output.CONSOLE:
+    elif not quiet:
         typer.echo(f"stopped. To continue: {program()} train --resume {shlex.quote(str(folder.path))}")
     return 0 if finished else stop.exit_code
 
 
 def quickstart(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the shipped configuration.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the shipped configuration.")
     ] = None,
 ) -> None:
     """Train the built-in ledger task offline, in a few minutes of a CPU, into runs/quickstart of this folder.

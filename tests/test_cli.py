@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from command import ENVIRONMENT, ROOT, TINY, at_terminal, command, on_a_full_disk, run, succeed
 from forked import ForkedCommand
+from typer.testing import CliRunner
 
+from condensegrpo.cli.app import COMMANDS, app
 from condensegrpo.config.load import dump_with_origins, find_config, load_config
 from condensegrpo.learner.new_model import new_tokenizer
 
@@ -34,6 +36,16 @@ def test_help_names_every_command() -> None:
     out = succeed("--help")
     for name in ("train", "eval", "runs", "inspect-trajectory", "doctor", "plugins"):
         assert name in out
+
+
+def test_the_help_of_every_command_fits_80_columns_with_whole_paragraphs() -> None:
+    shown = CliRunner(env={"COLUMNS": "80"})
+    for name in (*COMMANDS, "runs compare", "launch slurm", "launch sagemaker", "model fetch"):
+        lines = shown.invoke(app, [*name.split(), "--help"]).output.splitlines()
+        assert all(len(line) <= 80 for line in lines), name
+        assert not any(bracket in lines[1] for bracket in ("[[", "...]", "]]")), lines[1]
+    paragraph = shown.invoke(app, ["inspect", "--help"]).output.partition("Where there is no terminal")[2].splitlines()
+    assert paragraph[1].strip() == "--svg: print a step, then one trajectory."
 
 
 def test_the_version_and_a_traceback_can_be_asked_of_every_command() -> None:
