@@ -5,7 +5,7 @@ turn 3   fold: branch("look up Ben")  Error   ─▶  none: the tool refused it
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from condensegrpo.core.messages import History, Unit, is_error
@@ -83,6 +83,6 @@ def reason_of(verb: str, made: Sequence[tuple[Sequence[int], str]]) -> str:
     return f"{verb} {named_turns(turns)} by the policy's {call}{rest}"
 
 
-def named_turns(turns: Sequence[int]) -> str:
+def named_turns(turns: Collection[int]) -> str:
     """Turns in a sentence: turn 2; turns 2–4, 7."""
     return f"{'turn' if len(turns) == 1 else 'turns'} {ranges(turns)}"

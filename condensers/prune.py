@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Ge
 
-from condensegrpo.condensers.decisions import decision_tool, decisions, reason_of, text_argument
+from condensegrpo.condensers.decisions import decision_tool, decisions, named_turns, reason_of, text_argument
 from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import History, Unit, note
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -68,14 +68,15 @@ class Prune(Condenser):
         turns = _turns(arguments)
         unknown = turns - units.keys()
         if unknown:
-            raise ValueError(f"there is no turn {ranges(unknown)}; the turns so far: {ranges(units) or 'none'}")
+            raise ValueError(f"there is no {named_turns(unknown)}; the turns so far: {ranges(units) or 'none'}")
         view, (gone, noted) = history.visible_units, _removed(prunings(history.raw_units))
         visible = {unit.turn for unit in view if not unit.is_note and unit.turn not in gone}
         visible |= noted.keys() & {unit.turn for unit in view}
         omitted = turns - visible
         if omitted:
+            are = "is" if len(omitted) == 1 else "are"
             raise ValueError(
-                f"turn {ranges(omitted)} is not in your context any more; in it are {ranges(visible) or 'none'}"
+                f"{named_turns(omitted)} {are} not in your context any more; in it are {ranges(visible) or 'none'}"
             )
         if arguments.get("note") is not None:
             raw = {turn: "".join(message.text for message in units[turn].messages) for turn in turns}

@@ -12,6 +12,7 @@ from condensegrpo.core.condenser import Budget, Condensed, Count, WrittenSummary
 from condensegrpo.core.errors import SummaryRefused
 from condensegrpo.core.messages import History, Message, Unit, note
 from condensegrpo.core.trajectory import FinishReason
+from condensegrpo.core.wording import plural
 
 
 def read_instruction(path: str | None) -> Template:
@@ -106,7 +107,7 @@ def summarised(summary: Unit, plan: SummaryPlan, rejected: Sequence[str]) -> Con
     after = f" after {len(rejected)} that cannot be used" if rejected else ""
     return Condensed(
         units=(summary, *plan.kept),
-        reason=f"summarised {len(plan.covered)} units{after}",
+        reason=f"summarised {plural(len(plan.covered), 'unit')}{after}",
         note=summary,
         rejected=tuple(rejected),
     )

@@ -352,7 +352,7 @@ class Broken:
         ({"task": Broken()}, (), r"making the train problems of the task: KeyError: 'column' \(.*test_api.py:\d+\)"),
         ({"task": Sums(), "reward": object()}, (), "object has no method of a reward"),
         ({"task": Sums()}, ({"train.steps": 3},), "found {'train.steps': 3}, wanted overrides such as 'train.steps=3'"),
-        ({"task": Sums(), "sampler": object()}, (), "python:object: object has no sample and no update"),
+        ({"task": Sums(), "sampler": object()}, (), "python:object: object has no sample"),
         ({"task": Sums(), "n": "a"}, (), "n is 'a', wanted at least 1"),
         ({"task": Sums(), "problems": 0}, (), "problems is 0, wanted at least 1"),
         ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),

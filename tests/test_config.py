@@ -331,6 +331,7 @@ def test_a_changed_item_of_a_list_is_named_and_lists_of_other_lengths_differ_as_
     after = {"parts": [{"name": "correct"}, {"name": "brief", "weight": 0.4}]}
     assert differences(before, after) == {"parts.1.weight": (0.2, 0.4)}
     assert differences({"use": ["a"]}, {"use": ["a", "b"]}) == {"use": (["a"], ["a", "b"])}
+    assert differences({"options": {}}, {"options": {"size": None}}) == {"options.size": ("not set", None)}
 
 
 def test_a_step_had_the_configuration_of_its_time(small: Path, tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def refused(*overrides: str) -> str:
     return str(caught.value)
 
 
+def test_a_sampler_that_cannot_take_weights_evaluates_and_does_not_train(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(PLUG_INS)
+    with pytest.raises(ConfigError, match=r"own.py:Other, which has no update\(.*\(.*own.py:4\)\. Write one"):
+        check_run(build(quickstart(f"sampler={{name: '{tmp_path}/own.py:Other'}}", "evaluate.variants={}")))
+
+
 def test_heads_of_a_new_model_must_divide_over_the_ranks_of_a_row() -> None:
     assert "found 3, and model.new has 2 attention heads" in refused("learner.sequence_parallel=3")
     check_run(build(quickstart("learner.sequence_parallel=2")))
@@ -279,7 +285,7 @@ def test_what_cannot_work_is_refused_before_training(overrides: list[str], wante
 
 
 PLUG_INS = """
-from condensegrpo.core.condenser import Condenser
+from condensegrpo.core.condenser import Condenser; from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.tasks.ledger import Ledger
 class Other:
     version = 0
@@ -300,6 +306,9 @@ class Stepless(Ledger):
     def environment(self, problem):
         return Episode()
 
+class Silent(Sampler):
+    pass
+
 class Episode:
     async def start(self):
         return ()
@@ -314,7 +323,8 @@ class Episode:
         ("reward={name: 'F:Other'}", "Other has no method of a reward, wanted exactly one of"),
         ("condenser={name: 'F:Other'}", "Other is no Condenser (PATH:4)"),
         ("task={name: 'F:Other', options: {}}", "Other has no environment (PATH:4)"),
-        ("sampler={name: 'F:Other'}", "Other has no update and no close (PATH:4)"),
+        ("sampler={name: 'F:Silent'}", "Silent has no sample (PATH:23)"),
+        ("rollout.tools.format='F:Other'", "setting up PATH:Other: Other has no parse and no result (PATH:4)"),
     ],
 )
 def test_a_plug_in_without_the_methods_of_one_is_refused(section: str, fault: str, tmp_path: Path) -> None:

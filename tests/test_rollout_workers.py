@@ -189,6 +189,7 @@ def test_workers_sample_from_the_servers_under_the_weights_of_their_batch(
             after = play(player, "a", "b")
             with pytest.raises(RolloutError, match="the disk is full"):
                 play(player, "a", on_scored=full)
+            assert play(player) == ()  # of a rank without a problem
             assert psutil.Process().children() == running
     assert {turn.policy_version for each in before for turn in each.trajectory.turns} == {0}
     assert {turn.policy_version for each in after for turn in each.trajectory.turns} == {4}

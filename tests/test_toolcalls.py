@@ -544,6 +544,22 @@ def test_an_argument_of_another_json_type_is_an_error_that_names_it(name: str, v
         assert (found.attempted, found.succeeded) == (1, 0)
 
 
+def test_annotations_without_a_hash_and_schemas_that_mean_nothing_are_taken() -> None:
+    def size(width: Annotated[int, {"unit": "cm"}]) -> str:
+        """Give a size.
+
+        Args:
+            width: In cm.
+        """
+        return f"{width} cm"
+
+    assert contents(toolbox(size), call("size", '{"width": 3}')) == ["3 cm"]
+    schema = {"type": "object", "properties": {"one": {"type": []}, "two": {"type": {"a": 1}}}}
+    offered = EnvironmentTool(name="order", description="Orders.", parameters=schema, call=ordered)
+    box, arguments = toolbox().with_tools([offered]), '{"one": 3, "two": [4]}'
+    assert contents(box, call("order", arguments)) == [arguments]
+
+
 def test_an_argument_outside_the_bounds_of_a_signature_is_an_error() -> None:
     (message,) = answers(toolbox(order), call("order", '{"size": "S", "count": 0}')).messages
     assert message.text.startswith("Error: order: argument 'count' is 0: Input should be greater than or equal to 1")

@@ -15,7 +15,7 @@ from builders import add_trajectory, ledger_episode, scored
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.options import build_plugin
 from condensegrpo.config.use import TrackerUse
-from condensegrpo.core.credentials import redacted
+from condensegrpo.core.credentials import has_credentials, redacted, without_credentials
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
@@ -160,6 +160,13 @@ def test_of_two_credentials_that_begin_alike_nothing_is_left(monkeypatch: pytest
     monkeypatch.setenv("A_TOKEN", "secret-prefix")
     monkeypatch.setenv("B_TOKEN", "secret-prefix-and-tail")
     assert redacted("refused secret-prefix-and-tail, not secret-prefix") == "refused ***, not ***"
+
+
+def test_numbers_and_mappings_under_names_of_credentials_are_removed_and_queries_of_addresses_stay() -> None:
+    tree = {"api_key": 123456, "token": {"value": "abc"}, "max_tokens": 8, "url": "http://a.org?mail=a@b.c"}
+    hidden = {"api_key": "***", "token": {"value": "***"}, "max_tokens": 8, "url": "http://a.org?mail=a@b.c"}
+    assert without_credentials(tree) == hidden
+    assert not has_credentials(str(tree["url"]))
 
 
 def test_failures_are_counted_and_said_once_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

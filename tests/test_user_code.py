@@ -29,7 +29,7 @@ from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import History, Message
 from condensegrpo.core.observer import Silent
 from condensegrpo.core.plugins import load_plugin
-from condensegrpo.core.protocols.environment import Step
+from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.reward import Reward
 from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -357,6 +357,7 @@ def test_a_plain_function_that_returns_a_coroutine_is_a_faulty_tool() -> None:
     ("environment", "complaint"),
     [
         (lambda _: Counting, "environment() returned the class Counting, wanted an object: Counting(…)"),
+        (lambda _: Environment, "environment() returned the class Environment, wanted an object: Environment(…)"),
         (lambda _: None, "environment() returned None, wanted an object with start() and step(), as in"),
     ],
 )

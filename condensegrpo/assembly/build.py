@@ -50,6 +50,11 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
     name, is_object = config.sampler.name, config.sampler.name in objects
     sampler = type(objects[name]) if is_object else config.sampler.plugin(objects)
     check_scorers(built.condenser.scorers, sampler, name)
+    if built.toolbox.template_schemas and overrides(sampler, Sampler.reply):
+        raise ConfigError(
+            f"checking rollout.tools.format: the chat template is to show the tools, and the sampler {name} sends "
+            f"messages without them. Set rollout.tools.format=tagged, which explains them in the system message."
+        )
     if is_object and config.warm_start.steps:
         raise ConfigError(
             f"checking warm_start.steps: found {config.warm_start.steps}; its probe opens a sampler for the model that "

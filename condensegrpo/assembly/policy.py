@@ -25,9 +25,10 @@ def model_of(policy: str) -> str:
     if (path / MANIFEST).is_file():
         return str(path / "model")
     if path.parent.name == "checkpoints" and not path.exists() and path.parent.is_dir():
-        kept = ", ".join(sorted(other.name for other in path.parent.glob("step_*")))
+        kept = ", ".join(sorted(other.name for other in path.parent.glob("step_*"))) or "none"
         raise RunError(
-            f"evaluating {policy}: there is no such checkpoint. The run keeps {kept} (train.keep_checkpoints)."
+            f"finding the model of {policy}: there is no such checkpoint. The run keeps {kept} "
+            f"(train.keep_checkpoints)."
         )
     if not (path / STORED).is_file():
         return policy
@@ -35,7 +36,9 @@ def model_of(policy: str) -> str:
 
     newest = checkpoint.latest(RunFolder.open(path).checkpoints)
     if newest is None:
-        raise RunError(f"evaluating {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume.")
+        raise RunError(
+            f"finding the model of {policy}: it has no checkpoint yet. Wait for one, or continue with train --resume."
+        )
     return str(newest / "model")
 
 

@@ -14,9 +14,10 @@ from condensegrpo.assembly.rehearsal import rehearse
 from condensegrpo.assembly.runtime import renderer_for, renderer_with
 from condensegrpo.assembly.scorers import check_models
 from condensegrpo.config.schema import RunConfig
+from condensegrpo.config.use import is_factory
 from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import CondenseError, ConfigError, ModelMissing
-from condensegrpo.core.failures import plugin_code
+from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.process import temporary_folder
 from condensegrpo.core.protocols.reward import RewardPart, TurnReward
 from condensegrpo.core.protocols.sampler import Sampler
@@ -77,6 +78,11 @@ def check_run(components: Components, *, resumed: bool = False) -> tuple[str, ..
                 sampler.check_training()
             except ValueError as error:
                 raise ConfigError(f"checking sampler.name: found {name}, {error}.") from error
+    if not is_factory(sampler) and not overrides(sampler, Sampler.update):
+        raise ConfigError(
+            f"checking sampler.name: found {name}, which has no update(named_tensors, version), so that it cannot take "
+            f"the learner's weights{at_definition(sampler)}. Write one, or use it to evaluate only."
+        )
     if config.model.attention != "auto":
         from condensegrpo.learner.attention_kernels import check_attention  # imports transformers' attention
 

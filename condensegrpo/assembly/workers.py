@@ -143,7 +143,9 @@ class SharingPlayer:
         """``samples`` scored trajectories of every group of a batch; see ``LocalPlayer.play``."""
         sent = WorkerBatch(self.settings, self.sampler.client(), tuple(batch), samples, run_seed, step)
         scored, reports = await self.pool.play(sent, on_scored)
-        self.condensing_seconds += max(report.condensing for report in reports)  # they condense at the same time
+        self.condensing_seconds += max(
+            (report.condensing for report in reports), default=0.0
+        )  # they condense at the same time
         for report in reports:
             self.counted.update(report.counts)
         return scored
@@ -172,6 +174,8 @@ class WorkerPool:
 
         Workers that still play are ended if it fails or is cancelled.
         """
+        if not batch.groups:  # of an evaluation with fewer problems than ranks
+            return (), ()
         scored: dict[str, ScoredTrajectory] = {}
         workers, recording = min(batch.settings.config.rollout.workers.processes, len(batch.groups)), Lock()
 

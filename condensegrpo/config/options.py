@@ -110,7 +110,12 @@ def _is_reward(kind: str, factory: object) -> bool:
 
 def _setting_up(kind: str, name: str, options: Mapping[str, object]) -> AbstractContextManager[None]:
     given = f" with {without_credentials(dict(options))}" if options else ""
-    return plugin_code(f"setting up the {kind.removesuffix('s')} {name!r}{given}", PluginError)
+    return plugin_code(f"{_where(kind, name)}{given}", PluginError)
+
+
+def _where(kind: str, name: str) -> str:
+    """How the errors of a plug-in begin: ``setting up the tool format 'mine.py:Mine'``."""
+    return f"setting up the {kind.removesuffix('s').replace('_', ' ')} {name!r}"
 
 
 def _parameters(factory: Callable[..., object]) -> dict[str, Parameter]:
@@ -124,7 +129,7 @@ def _call(
     kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object]
 ) -> tuple[Callable[..., object], dict[str, object]]:
     """What a name stands for, and its validated arguments: options, and what is supplied where the signature has it."""
-    factory, where = load_plugin(kind, name), f"setting up the {kind.removesuffix('s')} {name!r}"
+    factory, where = load_plugin(kind, name), _where(kind, name)
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class or function.")
     where += at_definition(factory)

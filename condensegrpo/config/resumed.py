@@ -36,6 +36,7 @@ LEARNED = (
     "train.problems_per_step",
     "train.samples_per_problem",
 )
+UNSET = "not set"  # in place of the value of a key that only one of two configurations has
 # Of these, what changes no trajectory.
 NOT_LEARNED = ("rollout.workers", "sampler.options.urls", "sampler.options.urls_file")
 LONGEST_VALUE = 60  # characters of a value in a table
@@ -165,8 +166,8 @@ def differences(before: object, after: object, key: str = "") -> dict[str, tuple
         before, after = ({str(index): item for index, item in enumerate(items)} for items in (before, after))
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return {} if before == after else {key: (before, after)}
-    return {
-        name: pair
-        for part in {**before, **after}
-        for name, pair in differences(before.get(part), after.get(part), f"{key}.{part}" if key else part).items()
-    }
+    found = dict[str, tuple[object, object]]()
+    for part in {**before, **after}:
+        pair = before.get(part, UNSET), after.get(part, UNSET)
+        found |= differences(*pair, f"{key}.{part}" if key else part)
+    return found

@@ -21,6 +21,7 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.plugins import load_plugin, missing_methods
 from condensegrpo.core.protocols.reward import GroupReward, Reward, RewardPart, TurnReward
+from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import Tool
 from condensegrpo.core.protocols.tracker import Tracker
@@ -191,7 +192,8 @@ class SamplerUse(Use):
     """What samples replies."""
 
     kind: ClassVar[str] = "samplers"
-    methods: ClassVar[tuple[str, ...]] = ("sample", "update", "close")
+    methods: ClassVar[tuple[str, ...]] = ("sample",)
+    base: ClassVar[type] = Sampler
     name: str = "transformers"
     """A sampler."""
 

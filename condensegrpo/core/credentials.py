@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping
 
 REMOVED = "***"
 _NAME = re.compile(r"(^|[_-])(api[_-]?key|access[_-]?key|token|secret|password|credentials?|authorization)$", re.I)
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
 _SHORTEST = 6  # characters of a value that is searched for in a text
 _given: set[str] = set()  # variables that hold credentials whatever they are called, see ``treat_as_credentials``
 
 
 def without_credentials(value: object, name: str = "") -> object:
-    """A value of JSON in which texts under names such as ``api_key``, and those inside addresses, are removed."""
+    """A value of JSON in which what stands under names such as ``api_key``, and inside addresses, is removed."""
     if isinstance(value, dict):
-        return {key: without_credentials(item, str(key)) for key, item in value.items()}
+        return {key: without_credentials(item, name if _NAME.search(name) else str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_credentials(item, name) for item in value]
-    if not isinstance(value, str):
-        return value
-    return REMOVED if _NAME.search(name) else _IN_ADDRESS.sub(REMOVED, value)
+    if _NAME.search(name) and isinstance(value, str | int | float):  # YAML reads 123456 as a number
+        return REMOVED
+    return _IN_ADDRESS.sub(REMOVED, value) if isinstance(value, str) else value
 
 
 def shown_override(override: str) -> str:

@@ -113,9 +113,6 @@ async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa
 
 async def first_messages(environment: object, problem: Problem) -> tuple[Message, ...]:
     """How an episode begins, in an environment as ``Task.environment`` returned it."""
-    if isinstance(environment, type):
-        name = environment.__name__
-        raise TypeError(f"environment() returned the class {name}, wanted an object: {name}(…)")
     if not all(callable(getattr(environment, method, None)) for method in ("start", "step")):
         raise TypeError(
             f"environment() returned {environment!r:.80}, wanted an object with start() and step(), as in "

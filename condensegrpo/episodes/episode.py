@@ -119,6 +119,8 @@ async def _start(problem: Problem, environment: Callable[[Problem], Environment]
     engine = conversation.engine
     async with Boundary("starting the environment", seconds=engine.limits.turn_seconds, plugin=environment):
         given = environment(problem)
+        if isinstance(given, type):
+            raise TypeError(f"environment() returned the class {given.__name__}, wanted an object: {given.__name__}(…)")
         conversation.environment = with_defaults(given, Environment)  # closed even if it has no start() or step()
         conversation.environment.count_with(engine.tokens_of)
         pinned = engine.renderer.store_media(await first_messages(given, problem))

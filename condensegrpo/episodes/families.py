@@ -236,7 +236,7 @@ def renderer_for_model(
     """
     template = Renderer(tokenizer, **options)
     options["encoder"] = template.encoder
-    if choice == "template" or (choice == "auto" and not any(mark in tokenizer.get_vocab() for mark in MARKS)):
+    if choice == "template" or (choice == "auto" and tokenizer.get_vocab().keys().isdisjoint(MARKS)):
         template.chosen = NO_FAMILY if choice == "auto" else "the chat template (model.renderer)"
         return template
     from renderers.base import MODEL_RENDERER_MAP  # a second to import

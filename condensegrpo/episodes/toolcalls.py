@@ -271,7 +271,11 @@ class _OfferedTool:
 def _validated(name: str, value: object, annotation: Any) -> Any:  # noqa: ANN401  what the annotation says
     text = encodable(json.dumps(value, ensure_ascii=False))
     try:
-        return _adapter(annotation).validate_json(text, strict=True)  # JSON has no tuples or enums to be strict about
+        adapter = _adapter(annotation)
+    except TypeError:  # Annotated[int, {"unit": "cm"}] has no hash
+        adapter = TypeAdapter[Any](annotation)
+    try:
+        return adapter.validate_json(text, strict=True)  # JSON has no tuples or enums to be strict about
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]["msg"]
         raise ValueError(f"argument {name!r} is {one_line_at_most(text)}: {fault}") from error
@@ -292,12 +296,12 @@ def json_type(schema: object) -> Any:  # noqa: ANN401  an annotation
     choices, kinds = schema.get("enum"), schema.get("type")
     if choices and all(isinstance(choice, str | int | None) for choice in choices):
         annotation: Any = Literal[*choices]
-    elif isinstance(kinds, list):
+    elif isinstance(kinds, list) and kinds:
         annotation = Union[*(json_type({**schema, "type": kind}) for kind in kinds)]
     elif kinds == "array":
         annotation = GenericAlias(list, json_type(schema.get("items")))
     else:
-        annotation = _JSON_TYPES.get(kinds, Any)
+        annotation = _JSON_TYPES.get(kinds, Any) if isinstance(kinds, str) else Any
     return annotation | None if schema.get("nullable") else annotation
 
 
