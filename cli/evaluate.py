@@ -23,7 +23,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.process import temporary_folder
 from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.trajectory import StopReason
@@ -353,13 +353,13 @@ def play(
         sampler = TextSampler(load_tokenizer(source), say)
         posed = [problems[problem]]
         chosen, objects = configured(components.config, (), {"sampler": sampler})
-        played, failures = sample_rollouts(build(chosen, components, objects), source, posed, n=1, observer=Silent())
+        played, failures = sample_rollouts(build(chosen, components, objects), source, posed, n=1, observer=Observer())
     if played[0].figures.stop is StopReason.ABORTED:
         typer.echo(f"left after {plural(played[0].figures.turns, 'reply', 'replies')}: the episode is not scored")
         return
     theme.console().print(Rule("the episode", style=theme.HEAD))
     played[0].show()
-    check_failures([failures], Silent())
+    check_failures([failures], Observer())
 
 
 def typed(_: "ReplyRequest") -> str | None:

@@ -28,7 +28,8 @@ from rich.text import Text
 
 from condensegrpo.cli.options import AsJson, docstring_in_source
 from condensegrpo.core.errors import ConfigError, PluginError, RunError
-from condensegrpo.core.plugins import KINDS, installed, load_plugin
+from condensegrpo.core.plugin_kinds import KINDS
+from condensegrpo.core.plugins import installed, load_plugin
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.theme import neutral, one_line, program

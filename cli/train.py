@@ -14,7 +14,7 @@ from condensegrpo.cli.process import StopRequest, outlived_streams
 from condensegrpo.config.load import dump_with_origins, find_config, load_config
 from condensegrpo.config.resumed import recorded_changes
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.observer import Observers, Silent
+from condensegrpo.core.observer import Observer, Observers
 from condensegrpo.core.process import postpone_collections
 from condensegrpo.core.protocols.task import Split
 from condensegrpo.core.wording import plural
@@ -102,7 +102,7 @@ def train_command(
     with prepared.folder() as folder:
         if launched_rank(os.environ) > 0:
             stop = StopRequest()
-            code = 0 if prepared.train(folder, observer=Silent(), stopping=stop.requested) else stop.exit_code
+            code = 0 if prepared.train(folder, observer=Observer(), stopping=stop.requested) else stop.exit_code
         else:
             code = _train_as_first_rank(prepared, folder, quiet=quiet, as_json=as_json, debug=debug)
     if world_size() > 1:  # a single process leaves at its exit

@@ -171,9 +171,7 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost]) -> Conde
         kept = {unit.turn for unit in condensed.units}
         omitted = [unit for unit in history.units if unit.turn <= listed[-1].turn and unit.turn not in kept]
         units.append(note(history, omitted, text, how="parts of them verbatim above"))
-    reason = "; ".join(
-        (*filter(None, (condensed.reason,)), f"{plural(len(chosen), 'anchor', 'anchors')} of what was left out")
-    )
+    reason = "; ".join((*filter(None, (condensed.reason,)), f"{plural(len(chosen), 'anchor')} of what was left out"))
     return replace(condensed, units=tuple(sorted(units, key=_turn)), note=summary, reason=reason)
 
 

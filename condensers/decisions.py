@@ -79,7 +79,7 @@ def reason_of(verb: str, made: Sequence[tuple[Sequence[int], str]]) -> str:
         return ""
     *before, (turns, call) = made
     earlier = sum(len(others) for others, _ in before)
-    rest = f", and {plural(earlier, 'turn', 'turns')} before" if earlier else ""
+    rest = f", and {plural(earlier, 'turn')} before" if earlier else ""
     return f"{verb} {named_turns(turns)} by the policy's {call}{rest}"
 
 

@@ -84,7 +84,7 @@ class Prune(Condenser):
             longest, note = min(self.note_chars, replaced - 1), text_argument(arguments, "note")
             if len(note) > longest:
                 raise ValueError(f"the note has {len(note)} characters, and at most {longest} are allowed here")
-        return f"{plural(len(turns), 'turn', 'turns')} left your context: {ranges(turns)}"
+        return f"{plural(len(turns), 'turn')} left your context: {ranges(turns)}"
 
 
 def prunings(units: Sequence[Unit]) -> tuple[Pruned, ...]:

@@ -143,5 +143,5 @@ class Compact(SummaryRequests):
         if turns < least:
             there = f"there {'is' if turns == 1 else 'are'}"
             since = there if history.note is None else f"since the last summary {there}"
-            raise ValueError(f"{since} {plural(turns, 'turn', 'turns')} to summarise, and at least {least} are needed")
+            raise ValueError(f"{since} {plural(turns, 'turn')} to summarise, and at least {least} are needed")
         return "You are asked for a summary next."

@@ -25,7 +25,7 @@ from condensegrpo.assembly.demonstrations import DemonstratedTurn, Demonstration
 from condensegrpo.assembly.runtime import renderer_for
 from condensegrpo.config.load import HELD_OUT
 from condensegrpo.config.resumed import store_configuration
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.task import Demonstration
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.display.console import quiet_libraries
@@ -83,7 +83,7 @@ def make_warm_start(runs: Sequence[StudyRun]) -> Path:
         media=None,
         renderer=renderers[0],
         demonstrations=mixed,
-        observer=Silent(),
+        observer=Observer(),
         stopping=lambda: False,
     ).run(source, shared.path / "origin" / "warm")
     return shared.path / "origin"
@@ -126,9 +126,9 @@ def train_until(run: StudyRun, tokens: int | None) -> None:
 
     prepared = prepare_run(run.config, continued=run.folder)
     with prepared.folder() as folder:
-        finished = prepared.train(folder, observer=Silent(), stopping=spent)
+        finished = prepared.train(folder, observer=Observer(), stopping=spent)
     if not finished:
-        api.evaluate(run.folder.path, observer=Silent())
+        api.evaluate(run.folder.path, observer=Observer())
 
 
 def main(study: LabStudy, out: Path, tokens: int | None = None) -> None:

@@ -25,7 +25,7 @@ from condensegrpo.assembly.learning_signal import advantage_estimator, objective
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.opened import TrajectoryReader
 from condensegrpo.inspection.panes import turns
@@ -214,7 +214,7 @@ def test_an_estimator_and_a_loss_of_a_file_train_and_their_terms_are_stored(plug
         "evaluate={problems: 1, variants: {}}",
         f"runs_dir={tmp_path}",
     )
-    run_training(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
+    run_training(build(config), RunFolder.create(tmp_path / "run"), observer=Observer(), stopping=lambda: False)
     run = RunFolder(tmp_path / "run")
     assert len(read_metrics(run.metrics)) >= 1
     for credit in read_credit(run.credit(1)).values():

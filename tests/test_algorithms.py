@@ -17,7 +17,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import indices
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import CondenseError, RolloutError, TooManyFailed
-from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
@@ -48,7 +48,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class Listening(Silent):
+class Listening(Observer):
     """Remembers what was said."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def run(folder: Path, *changes: str, observer: Observer | None = None) -> list[d
     """Train with some keys changed; the metrics of its steps."""
     config = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *changes])
     assert run_training(
-        build(config), RunFolder.create(folder), observer=observer or Silent(), stopping=lambda: False
+        build(config), RunFolder.create(folder), observer=observer or Observer(), stopping=lambda: False
     ), "all steps were taken"
     return [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
 
@@ -227,12 +227,12 @@ def test_a_reward_that_fails_most_of_two_steps_stops_the_run_which_resumes_once_
     )
     config, folder = load_config(ROOT / "configs" / "quickstart.yaml", [*SMALL, *chosen]), tmp_path / "run"
     with pytest.raises(TooManyFailed, match=r"24 of 32 .* the reward Fragile: LookupError: no judge"):
-        run_training(build(config), RunFolder.create(folder), observer=Silent(), stopping=lambda: False)
+        run_training(build(config), RunFolder.create(folder), observer=Observer(), stopping=lambda: False)
     assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_000001"]
     with pytest.raises(TooManyFailed, match=r"12 of 16 .* more than train.max_failed=0\.5"):  # of an evaluation
         run(tmp_path / "other", *chosen, "evaluate.samples=4")
     broken.unlink()
-    assert run_training(build(config), RunFolder(folder), observer=Silent(), stopping=lambda: False)
+    assert run_training(build(config), RunFolder(folder), observer=Observer(), stopping=lambda: False)
     lines = [line for line in read_metrics(folder / "metrics.jsonl") if "rows" in line]
     failed = [(line["step"], line.get("stop/reward_error", 0)) for line in lines]
     assert failed == [(1, 0.75), (2, 0), (3, 0)]  # the batch of step 3 was prefetched, and is sampled again

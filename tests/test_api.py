@@ -21,11 +21,12 @@ from transformers import Qwen3Config
 
 import condensegrpo as cg
 from condensegrpo.assembly.build import build_components
-from condensegrpo.assembly.objects import SECTIONS, configured, described_objects
+from condensegrpo.assembly.objects import PARTS, configured, described_objects
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import CheckpointError, CondenseError, ConfigError
-from condensegrpo.core.plugins import KINDS, load_plugin
+from condensegrpo.core.plugin_kinds import KINDS
+from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.task import Problem, Split
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Trajectory
@@ -490,4 +491,4 @@ def test_what_is_said_of_a_plug_in_of_a_program_names_keys_that_exist(tmp_path: 
         assert section is None or isinstance(section, str | list | tuple)
         assert isinstance(section, list | tuple) == value.startswith("[")
         arguments = re.findall(r"resume=True, (\w+)=", str(missing.value))
-        assert set(arguments) <= SECTIONS.keys()
+        assert set(arguments) <= {*PARTS}

@@ -30,7 +30,8 @@ from condensegrpo.cli.doctor import (
 from condensegrpo.cli.init import describe_plugin, docstring_in_source, plugins
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, PluginError
-from condensegrpo.core.plugins import KINDS, installed, load_plugin
+from condensegrpo.core.plugin_kinds import KINDS
+from condensegrpo.core.plugins import installed, load_plugin
 from condensegrpo.display.theme import console
 from condensegrpo.planning.plan import Plan, architecture
 from condensegrpo.planning.remedies import lines, remedy

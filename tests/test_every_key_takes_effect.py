@@ -22,7 +22,7 @@ from condensegrpo.config.load import load_config, validate, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.section import keys_of, sections_in
 from condensegrpo.config.use import TaskUse, Use
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.train import run_training
 
@@ -297,7 +297,7 @@ def test_every_key_that_is_not_assembled_is_read_by_a_run(tmp_path: Path, monkey
     threads = torch.get_num_threads()
     for section in reads.places:
         monkeypatch.setattr(section, "__getattribute__", lambda *of: reads.read(*of), raising=False)
-    assert run_training(build(config), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=lambda: False)
+    assert run_training(build(config), RunFolder.create(tmp_path / "run"), observer=Observer(), stopping=lambda: False)
     monkeypatch.undo()
     torch.set_num_threads(threads)
     wanted = {key for key, _ in leaves(RunConfig) if allowed(key)}

@@ -23,7 +23,7 @@ from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.config.load import find_config, named_config, shipped
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import Message
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.episodes.episode import run_episode
@@ -401,7 +401,7 @@ def test_a_method_trains(world: Path, method: str) -> None:
     config = recipe(method, world, f"sampler={json.dumps(plugin)}")
     folder = RunFolder.create(world / "runs" / method)
     with folder.locked():
-        assert run_training(build(config), folder, observer=Silent(), stopping=lambda: False)
+        assert run_training(build(config), folder, observer=Observer(), stopping=lambda: False)
     lines = [line for line in read_metrics(folder.metrics) if "loss" in line]
     assert [line["step"] for line in lines] == [1]
     assert all(line["grad_norm"] > 0 for line in lines)

@@ -16,7 +16,7 @@ from condensegrpo.assembly.objects import configured
 from condensegrpo.assembly.runtime import check_sampler, open_sampler
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import ConfigError, RolloutError, SamplerError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.episodes.sampling import generated
@@ -207,6 +207,6 @@ def test_a_sampler_is_closed_although_the_run_does_not_begin(tmp_path: Path) -> 
     config, objects = configured(ROOT / TINY[0], overrides, {"sampler": sampler})
     with pytest.raises(SamplerError, match="opening the sampler python:Sleepless: RuntimeError: not now"):
         run_training(
-            build(config, objects=objects), RunFolder.create(tmp_path / "run"), observer=Silent(), stopping=bool
+            build(config, objects=objects), RunFolder.create(tmp_path / "run"), observer=Observer(), stopping=bool
         )
     assert sampler.closed

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from condensegrpo.api import rollout
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.learner.new_model import new_config, new_tokenizer
 from condensegrpo.learner.settings import NewModel
 from condensegrpo.samplers.scripted import scripted
@@ -151,7 +151,7 @@ def test_the_sampler_scripted_says_the_texts_of_the_configuration_in_every_traje
     problem = Ledger(min_ops=3, max_ops=6).problems("eval")[1]
     forgets = "condenser.options={keep_last: 0}"  # later prompts are equal to the first one
     several = rollout(
-        "quickstart", forgets, model=tokenizer, n=3, problems=[problem], sampler=sampler, observer=Silent()
+        "quickstart", forgets, model=tokenizer, n=3, problems=[problem], sampler=sampler, observer=Observer()
     )
     assert [each.figures.correct for each in several] == [1.0] * 3
 

@@ -12,7 +12,8 @@ import pytest
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core import errors
 from condensegrpo.core.errors import CondenseError, ContextOverflow, PluginError, PrefixBroken
-from condensegrpo.core.plugins import KINDS, forget_edited, installed, load_plugin
+from condensegrpo.core.plugin_kinds import KINDS
+from condensegrpo.core.plugins import forget_edited, installed, load_plugin
 
 CONDENSER = '''
 """A condenser in one file."""

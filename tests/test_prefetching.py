@@ -28,7 +28,7 @@ from condensegrpo.config.load import find_config, load_config, vary
 from condensegrpo.config.resumed import changes_between
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError, RunError
-from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.episodes.group import ProblemGroup
@@ -144,7 +144,7 @@ class Parts:
     rollout: BatchRollout
 
     def prefetcher(self, batches: Mapping[int, StepBatch] | None = None) -> RolloutPrefetcher:
-        return RolloutPrefetcher(self.rollout, Silent(), batches=batches or {})
+        return RolloutPrefetcher(self.rollout, Observer(), batches=batches or {})
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from condensegrpo.assembly.preflight import check_model, check_run
 from condensegrpo.config.load import load_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, DataError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import read_credit, read_trajectories
 from condensegrpo.training.run_setup import prepare_run
@@ -181,7 +181,7 @@ def test_training_is_on_a_reward_of_the_users_own(tmp_path: Path, chosen: dict[s
     (tmp_path / "own.py").write_text(OWN)
     config = quickstart(f"reward={{name: '{tmp_path}/own.py:Odd'}}", f"algorithm={{advantage: {chosen}}}")
     folder = RunFolder.create(tmp_path / "run")
-    assert run_training(build(config), folder, observer=Silent(), stopping=lambda: False)
+    assert run_training(build(config), folder, observer=Observer(), stopping=lambda: False)
     signs = set()
     for step in (1, 2):
         credit = read_credit(folder.credit(step))

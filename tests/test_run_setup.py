@@ -11,7 +11,7 @@ from condensegrpo.config.load import dump_config, find_config, load_config
 from condensegrpo.config.resumed import store_configuration
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, LearnerError, RunError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
@@ -107,4 +107,4 @@ def test_a_device_without_enough_memory_ends_a_run_with_what_to_set(tmp_path: Pa
             LearnerError, match=r"allocate 1\.50 GiB\. To need less memory: learner\.tokens_per_micro_batch="
         ),
     ):
-        prepared.train(folder, observer=Silent(), stopping=lambda: False)
+        prepared.train(folder, observer=Observer(), stopping=lambda: False)

@@ -29,7 +29,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.condenser import Budget, condensation_spans, with_tokens
 from condensegrpo.core.errors import CheckpointError, ConfigError
 from condensegrpo.core.messages import History, Unit
-from condensegrpo.core.observer import Observer, Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, information_changes
 from condensegrpo.core.trajectory import SamplingParams, Trajectory
 from condensegrpo.display.console import quiet_libraries
@@ -69,7 +69,7 @@ TRAINED: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-class Listening(Silent):
+class Listening(Observer):
     """Notes down what a person is told."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def run(config: RunConfig, observer: Observer | None = None) -> RunFolder:
     quiet_libraries()
     folder = RunFolder.create(Path(config.runs_dir) / config.name)
     with folder.locked():
-        assert run_training(build(config), folder, observer=observer or Silent(), stopping=lambda: False)
+        assert run_training(build(config), folder, observer=observer or Observer(), stopping=lambda: False)
     return folder
 
 
@@ -227,7 +227,7 @@ def test_the_initial_policy_writes_the_summaries_and_they_train_nothing(
     assert all(line["staleness_max"] == 0 for line in lines)
     assert sum(line.get("summaries", 0) for line in lines) > 0
     assert all(line.get("weight/summaries", 0) == 0 for line in lines)
-    rollouts = api.rollout(folder.path, n=4, problems=2, observer=Silent())  # after three steps: its origin writes
+    rollouts = api.rollout(folder.path, n=4, problems=2, observer=Observer())  # after three steps: its origin writes
     turns = [turn for each in rollouts for turn in each.trajectory.turns]
     assert {turn.policy_version for turn in turns if turn.frozen} == {0}
     assert {turn.policy_version for turn in turns if not turn.frozen} == {3}
@@ -265,7 +265,7 @@ def test_beside_another_sampler_transformers_writes_as_the_initial_policy(
 
 def rolled_out(config: Path, policy: Path, writer: str) -> list[tuple[tuple[int, ...], bool]]:
     """The output of every turn in four rollouts, and whether another writer than the policy wrote it."""
-    found = api.rollout(config, f"rollout.condense.writer={writer}", model=policy, n=2, problems=2, observer=Silent())
+    found = api.rollout(config, f"rollout.condense.writer={writer}", model=policy, n=2, problems=2, observer=Observer())
     return [(turn.output_ids, turn.frozen) for each in found for turn in each.trajectory.turns]
 
 

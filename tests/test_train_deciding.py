@@ -13,7 +13,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.preflight import check_model
 from condensegrpo.config.load import validate
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.display.console import quiet_libraries
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
@@ -95,12 +95,14 @@ def trained(tree: dict[str, Any], name: str, *, stops: bool = False) -> RunFolde
     with folder.locked():
         for steps in range(3) if stops else ():
             asked = iter([False] * steps + [True])
-            assert not run_training(build(config), folder, observer=Silent(), stopping=lambda asked=asked: next(asked))
+            assert not run_training(
+                build(config), folder, observer=Observer(), stopping=lambda asked=asked: next(asked)
+            )
             assert next(asked, None) is None
             lines = read_metrics(folder.metrics)
             assert [line["step"] for line in lines if "loss" in line] == [*range(1, steps + 1)]
             assert [line["step"] for line in lines if "eval/success" in line] == [0]  # the last comes with the resume
-        assert run_training(build(config), folder, observer=Silent(), stopping=lambda: False)
+        assert run_training(build(config), folder, observer=Observer(), stopping=lambda: False)
     return folder
 
 

@@ -20,7 +20,7 @@ from condensegrpo.assembly.build import build
 from condensegrpo.assembly.objects import Parts, configured
 from condensegrpo.cli.app import app
 from condensegrpo.core.messages import Message, ToolCall
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.families import renderer_for_model
@@ -184,7 +184,7 @@ def test_a_family_is_played_and_trained_with_a_tool_a_thought_and_last_k(
     lines = (f"rollout.tools.format={form}", "algorithm.advantage.estimator=grpo")
     chosen, objects = configured(config, lines, parts)
     run = RunFolder.create(tmp_path / "run")
-    run_training(build(chosen, objects=objects), run, observer=Silent(), stopping=lambda: False)
+    run_training(build(chosen, objects=objects), run, observer=Observer(), stopping=lambda: False)
     steps = [line for line in read_metrics(run.metrics) if "loss" in line]
     assert [line["grad_norm"] > 0 for line in steps] == [True, True]
     assert [line["ratio_max"] for line in steps] == pytest.approx([1, 1], abs=1e-4)

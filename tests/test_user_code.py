@@ -27,7 +27,7 @@ from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.errors import ConfigError, PluginError
 from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.messages import History, Message
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.reward import Reward
@@ -400,7 +400,7 @@ def test_a_property_of_a_condenser_that_raises_ends_its_trajectory() -> None:
     assert one.trajectory.detail.startswith("the condenser 'chosen': LookupError: nothing (tests/test_user_code.py:")
 
 
-class Reported(Silent):
+class Reported(Observer):
     """Keeps the failures that it is shown."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from condensegrpo.assembly.workers import RolloutPlayers
 from condensegrpo.config.load import validate, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import ConfigError, SamplerError, ServerUnreachable
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import SamplingParams
 from condensegrpo.evaluation.evaluate import evaluate_variant
@@ -92,7 +92,7 @@ def test_a_rollout_stores_pictures_once_and_shows_them_by_their_hashes(world: Pa
         closing(RolloutPlayers(sampler, source, media)) as players,
     ):
         parts, keep = build_components(config), scored.append
-        evaluate_variant("held-out", parts, players=players, step=0, observer=Silent(), file=file, on_scored=keep)
+        evaluate_variant("held-out", parts, players=players, step=0, observer=Observer(), file=file, on_scored=keep)
     assert len(list(media.folder.iterdir())) == 2
     turns = scored[0].trajectory.turns
     assert [len(turn.media) for turn in turns] == [1, 2], scored[0].trajectory.detail

@@ -31,7 +31,7 @@ from condensegrpo.config.load import load_config
 from condensegrpo.config.options import build_plugin, check_plugin
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import ConfigError, PluginError, SamplerError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.engine import DeepSpeedEngine, close_deepspeed, open_deepspeed, optimizer_step
@@ -687,7 +687,7 @@ def prepared(*overrides: str, continued: RunFolder | None = None) -> PreparedRun
 
 def trained(run: PreparedRun) -> RunFolder:
     with run.folder() as folder:
-        assert run.train(folder, observer=Silent(), stopping=lambda: False)
+        assert run.train(folder, observer=Observer(), stopping=lambda: False)
     return folder
 
 

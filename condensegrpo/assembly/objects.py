@@ -24,22 +24,16 @@ from typing import Any, TypedDict
 from condensegrpo.config.load import named_config, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import Objects
+from condensegrpo.config.yaml_tree import is_within, key_of
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.plugins import OBJECT, OVERRIDES, forget_edited
+from condensegrpo.core.plugin_kinds import KINDS
+from condensegrpo.core.plugins import OBJECT, forget_edited
 from condensegrpo.core.protocols.reward import GroupReward, Reward
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Task
 from condensegrpo.core.protocols.tool import Tool
 from condensegrpo.core.wording import did_you_mean
-
-SECTIONS = {
-    "task": "task",
-    "reward": "reward",
-    "condenser": "condenser",
-    "tools": "rollout.tools.use",
-    "sampler": "sampler",
-}
 
 
 class Parts(TypedDict, total=False):
@@ -53,6 +47,10 @@ class Parts(TypedDict, total=False):
     condenser: Condenser | type | str | Mapping[str, object]
     tools: Sequence[Tool | type | str | Mapping[str, object]]
     sampler: Sampler | type | str | Mapping[str, object]
+
+
+SECTIONS = {place.argument: place.section.removesuffix("[]") for place in KINDS.values() if place.argument}
+PARTS = tuple(Parts.__annotations__)
 
 
 def configured(
@@ -77,10 +75,10 @@ def configured(
     if wrong := [each for each in overrides if not isinstance(each, str)]:
         raise ConfigError(f"reading the arguments: found {wrong[0]!r}, wanted overrides such as 'train.steps=3'.")
     for part, given in parts.items():
-        if part not in SECTIONS:
+        if part not in PARTS:
             raise ConfigError(
-                f"reading the arguments: there is no part {part!r}. {did_you_mean(part, SECTIONS)}Parts are "
-                f"{', '.join(SECTIONS)}; a key of the configuration is an override in quotes, such as 'train.steps=20'."
+                f"reading the arguments: there is no part {part!r}. {did_you_mean(part, PARTS)}Parts are "
+                f"{', '.join(PARTS)}; a key of the configuration is an override in quotes, such as 'train.steps=20'."
             )
         is_list = part == "tools" and isinstance(given, Sequence) and not isinstance(given, str)
         several: Any = given if is_list else (given,)
@@ -101,8 +99,8 @@ def configured(
 
 def _is_within(line: str, sections: Iterable[str]) -> bool:
     """Whether an override changes one of some sections, or a section around it."""
-    key = line.partition("=")[0]
-    return any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in sections)
+    key = key_of(line)
+    return any(is_within(key, each) or is_within(each, key) for each in sections)
 
 
 def _name_of(objects: dict[str, object], given: object) -> str:
@@ -136,9 +134,9 @@ def described_objects(config: RunConfig, objects: Objects) -> tuple[str, ...]:
         return ()
     names = ", ".join(name.removeprefix(OBJECT) for name in objects)
     if {tool.name for tool in config.rollout.tools.tools} >= objects.keys():
-        override = OVERRIDES["tools"].format("mine.py:look_up")
+        override = KINDS["tools"].override("mine.py:look_up")
         cure = f'{override}, unless the run names functions of a file, as in tools=["mine.py:look_up"]'
     else:
-        override = OVERRIDES["rewards"].format("mine.py:Mine")
+        override = KINDS["rewards"].override("mine.py:Mine")
         cure = f"{override}, unless the run is given classes of a file, as in reward=Mine"
     return (f"built by this program alone: {names}. condensegrpo eval needs them by name, as in {cure}",)

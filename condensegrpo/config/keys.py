@@ -13,22 +13,12 @@ from condensegrpo.config.options import installed_options
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.section import keys_of, sections_in
 from condensegrpo.core.errors import ConfigError
+from condensegrpo.core.plugin_kinds import KINDS
 from condensegrpo.core.wording import did_you_mean
 from condensegrpo.episodes.settings import ToolLimits
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "mapping"}
-PLUG_INS = {  # the kind of the plug-ins that a section, or an entry of a list, names: see _inside
-    "task": "tasks",
-    "condenser": "condensers",
-    "reward": "rewards",
-    "sampler": "samplers",
-    "trackers[]": "trackers",
-    "rollout.tools.use[]": "tools",
-    "rollout.tools.format": "tool_formats",
-    "algorithm.advantage": "estimators",
-    "algorithm.loss": "losses",
-}
 FREE = "mapping"  # the type of a key below which any key may stand
 OTHERS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
     "num_generations": "train.samples_per_problem",
@@ -139,8 +129,9 @@ def _inside(name: str) -> Key | None:
     """The key of an entry of a list, of a free mapping, or of an option of a plug-in; None: it is none of them."""
     known, pattern = keys(), re.sub(r"\.\d+(?=\.|$)", "[]", name)
     section, dot, path = pattern.partition(".options.")
-    if dot and section in PLUG_INS:
-        return _option(name, PLUG_INS[section], path.replace("[]", "").split("."))
+    kind = next((kind for kind, place in KINDS.items() if place.section == section), None)
+    if dot and kind is not None:
+        return _option(name, kind, path.replace("[]", "").split("."))
     listed, entry, field = pattern.partition("[]")
     if entry and field in ("", ".name", ".options") and listed in known and known[listed].type.startswith("list"):
         return known[listed]

@@ -32,6 +32,7 @@ from condensegrpo.config.yaml_tree import (
     changed,
     dump,
     dump_commented,
+    key_of,
     leaves,
     read_yaml,
 )
@@ -141,7 +142,7 @@ def overridden(base: Tree, overrides: Sequence[str], *, locate: bool = True) -> 
     """A tree with ``key=value`` overrides on top, see ``merged``; ``locate``: their paths are made absolute."""
     keys = {".".join((*path, key)) for path, (key, _) in PLUGINS.items()}
     change = [partial(_absolute, file=None)] if locate else []
-    names = apply_overrides({}, [each for each in overrides if each.partition("=")[0] in keys], *change)
+    names = apply_overrides({}, [each for each in overrides if key_of(each) in keys], *change)
     return apply_overrides(merged(base, names), overrides, *change)
 
 
@@ -214,7 +215,7 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
-    given = [tuple(override.partition("=")[0].split(".")) for override in overrides]
+    given = [tuple(key_of(override).split(".")) for override in overrides]
     tree, files = _read(path, locate=True)
     tree = overridden(tree, overrides)
     known = [(str(file), {leaf for leaf, _ in leaves(its)}) for file, its in reversed(files)]

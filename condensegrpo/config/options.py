@@ -39,7 +39,7 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
     """Load a plug-in and call it with its options. A function of a trajectory and its problem is a reward by itself.
 
     Args:
-        kind: a member of ``core.plugins.KINDS``.
+        kind: a member of ``core.plugin_kinds.KINDS``.
         name: of an installed plug-in, or ``path/to/file.py:Name``.
         options: from the configuration.
         supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the

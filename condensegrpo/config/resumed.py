@@ -14,7 +14,7 @@ from typing import Any
 
 from condensegrpo.config.load import load_config, validate
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.yaml_tree import dump
+from condensegrpo.config.yaml_tree import dump, is_within
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.storage.files import read_lines, write_atomically
@@ -148,7 +148,7 @@ def changes_between(before: RunConfig, after: RunConfig, *, first_step: int = 0)
 
 
 def _within(key: str, sections: Iterable[str]) -> bool:
-    return any(f"{key}.".startswith(f"{section}.") for section in sections)
+    return any(is_within(key, section) for section in sections)
 
 
 def _short(text: str, begin: int) -> str:

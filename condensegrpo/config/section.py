@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from condensegrpo.config.yaml_tree import KeyPath, Tree, leaves
+from condensegrpo.config.yaml_tree import KeyPath, Tree, is_within, key_of, leaves
 from condensegrpo.core.credentials import shown_override, without_credentials
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
@@ -81,9 +81,10 @@ class _Fault(NamedTuple):
 
 def _origin(fault: _Fault, overrides: Sequence[str], files: Layers) -> str:
     """The override that a fault is in, or that leads through the unknown key; else the file below that it is in."""
-    key = ".".join(fault.path) + "."
-    names = {each: each.partition("=")[0] + "." for each in overrides}
-    within = [each for each, name in names.items() if key.startswith(name) or (fault.unknown and name.startswith(key))]
+    key = ".".join(fault.path)
+    within = [
+        each for each in overrides if is_within(key, key_of(each)) or (fault.unknown and is_within(key_of(each), key))
+    ]
     if within:
         return f" (the override {shown_override(within[-1])})"
     file = next((file for file, tree in reversed(files) if _reached(tree, fault.path) == fault.path), None)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from condensegrpo.config.load import find_config, load_config
 from condensegrpo.config.schema import Name, RunConfig
 from condensegrpo.config.section import Section, parse
-from condensegrpo.config.yaml_tree import override, read_yaml
+from condensegrpo.config.yaml_tree import key_of, override, read_yaml
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import did_you_mean
 
@@ -71,7 +71,7 @@ class Study(Section):
 def check_overrides(overrides: Iterable[str]) -> None:
     """Raise a ValueError for an override of what differs between the runs of a study."""
     for change in overrides:
-        if change.partition("=")[0] in ("seed", "name", "runs_dir"):
+        if key_of(change) in ("seed", "name", "runs_dir"):
             raise ValueError(
                 f"the override {change} would be lost: every run has its seed from seeds, and its own folder"
             )

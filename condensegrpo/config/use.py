@@ -39,7 +39,7 @@ KINDS_OF_REWARD = ("__call__", "score_group", "turn_rewards")
 class Use(Section):
     """A plug-in by name (see ``condensegrpo plugins``) or as ``path/to/file.py:Name``."""
 
-    kind: ClassVar[str]  # a member of ``core.plugins.KINDS``
+    kind: ClassVar[str]  # a member of ``core.plugin_kinds.KINDS``
     methods: ClassVar[tuple[str, ...]] = ()  # that have no default
     base: ClassVar[type] = object  # whose own methods of these names only raise
     of_function: ClassVar[str] = "a function takes them by functools.partial"  # how an object gets its options

@@ -181,6 +181,16 @@ def apply_overrides(
     return result
 
 
+def key_of(override: str) -> str:
+    """The dotted key of a ``key=value`` override."""
+    return override.partition("=")[0]
+
+
+def is_within(key: str, section: str) -> bool:
+    """Whether a dotted key is that of a section, or of something in it."""
+    return f"{key}.".startswith(f"{section}.")
+
+
 def override(key: str, text: str) -> str:
     """``key=value`` that gives a text, quoted where YAML would read something else: ``name='2024'``."""
     line = yaml.dump({key: text}, Dumper=_Dumper, allow_unicode=True, width=float("inf"))

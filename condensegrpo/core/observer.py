@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class Observer:
-    """Receives progress reports, which these methods ignore; must not change the run."""
+    """Receives progress reports and must not change the run. These methods ignore them, as ranks but the first do."""
 
     def phase(self, title: str, total: int | None) -> None:
         """A wait begins; ``total`` is the number of ``advance`` calls to come, None if unknown."""
@@ -32,10 +32,6 @@ class Observer:
 
     def log_lines(self, text: str) -> None:
         """Lines for the log alone, such as the versions of packages."""
-
-
-class Silent(Observer):
-    """Shows nothing: for tests and for every rank but the first."""
 
 
 def _to_all(report: Callable[Concatenate[Observer, P], None]) -> Callable[Concatenate["Observers", P], None]:

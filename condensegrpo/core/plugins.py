@@ -17,31 +17,13 @@ from typing import Any
 
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import failure_of, is_ctrl_c
+from condensegrpo.core.plugin_kinds import KINDS
 from condensegrpo.core.wording import did_you_mean
 
 OBJECT = "python:"  # begins the name that a configuration has for a plug-in given as an object
 WriteStamp = tuple[int, int] | None  # when a file was written, and its size; None: it is gone
 _files = dict[str, tuple[str, WriteStamp]]()  # modules that files of plug-ins brought: their files as they were then
 _loaded = set[Path]()  # the folders of the files of plug-ins
-OVERRIDES = {  # that name a plug-in of each kind
-    "condensers": "condenser.name={}",
-    "rewards": "reward.name={}",
-    "tasks": "task.name={}",
-    "tools": "rollout.tools.use=[{}]",
-    "tool_formats": "rollout.tools.format={}",
-    "estimators": "algorithm.advantage.estimator={}",
-    "losses": "algorithm.loss.name={}",
-    "samplers": "sampler.name={}",
-    "trackers": "trackers=[{}]",
-}
-KINDS = tuple(OVERRIDES)
-PARTS = {  # arguments of ``condensegrpo.train`` and others that take objects
-    "condensers": "condenser=…",
-    "rewards": "reward=…",
-    "tasks": "task=…",
-    "samplers": "sampler=…",
-    "tools": "tools=[…]",
-}
 
 
 def installed(kind: str) -> tuple[EntryPoint, ...]:
@@ -65,12 +47,14 @@ def missing_methods(plugin: object, *names: str) -> tuple[str, ...]:
 def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is whatever its entry point names
     """The object that a plug-in's name stands for: a class or function, not yet called."""
     if name.startswith(OBJECT):
-        again = f"Pass the object again, as in condensegrpo.train(…, resume=True, {PARTS.get(kind)}). "
+        place = KINDS[kind]
+        argument = f"{place.argument}={'[…]' if place.is_list else '…'}"
+        again = f"Pass the object again, as in condensegrpo.train(…, resume=True, {argument}). "
         of_file = "the function or its class" if kind == "tools" else "its class"
         raise PluginError(
             f"looking for {name!r} among the {kind}: it is an object of a Python program, and no configuration can "
-            f"hold it. {again if kind in PARTS else ''}On the command line name {of_file} in a file, as in "
-            f"{OVERRIDES[kind].format('path/to/file.py:Name')}."
+            f"hold it. {again if place.argument else ''}On the command line name {of_file} in a file, as in "
+            f"{place.override('path/to/file.py:Name')}."
         )
     if ":" in name:
         return load_object(kind, name)

@@ -93,7 +93,7 @@ class RequestQueue(Generic[Q, R]):
             self._waiting.append(request)
             if not self._running:
                 self._progress = time.monotonic()
-        self._begin(loop)
+        self._start_soon(loop)
         try:
             while not request.reply.done():
                 await asyncio.wait([request.reply], timeout=self._seconds_left())
@@ -117,23 +117,23 @@ class RequestQueue(Generic[Q, R]):
             with self._state:
                 self._pauses -= 1
                 self._progress = time.monotonic()
-            self._start()
+            self._start_if_idle()
 
     def close(self) -> None:
         """Fail the requests that a worker left undone. Call it after the worker's shutdown."""
         with self._state:
             self._end(RuntimeError("the queue was closed"))
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """In an event loop: have the waiting requests computed, at once or when their number has settled."""
         if not self.settle:
-            self._start()
+            self._start_if_idle()
             return
         settling = self._settling is not None and not self._settling.done() and self._settling.get_loop() is loop
         if not self._running and not settling:
-            self._settling = loop.create_task(self._start_settled())
+            self._settling = loop.create_task(self._start_when_settled())
 
-    async def _start_settled(self) -> None:
+    async def _start_when_settled(self) -> None:
         """Start when the queue has stopped growing, so that all ready requests share a batch."""
         size = 0
         try:
@@ -143,14 +143,15 @@ class RequestQueue(Generic[Q, R]):
                 for _ in range(SETTLE_ROUNDS):
                     await asyncio.sleep(0)
         finally:  # also if this event loop ends: requests of others may wait
-            self._start()
+            self._start_if_idle()
 
-    def _start(self) -> None:
+    def _start_if_idle(self) -> None:
+        """Have the waiting requests computed, unless the worker is at others or the queue is paused."""
         with self._state:
             if self._waiting and not self._running and not self._pauses:
-                self._continue()
+                self._submit_call()
 
-    def _continue(self) -> None:
+    def _submit_call(self) -> None:
         """Have the worker make the next call, after the calls of other queues. The state is locked."""
         try:
             call = self.worker.submit(self._call)
@@ -190,12 +191,12 @@ class RequestQueue(Generic[Q, R]):
         with self._state:
             self._under_way = [request for request in self._under_way if request not in finished]
             if self._under_way or (self._waiting and not self.settle):
-                self._continue()
+                self._submit_call()
                 return
             self._running = False
             self._state.notify_all()
             for loop in {request.reply.get_loop() for request in self._waiting}:
-                _call_in(loop, self._begin, loop)
+                _call_in(loop, self._start_soon, loop)
 
     def _take(self) -> list[QueuedRequest[Q, R]]:
         """The requests that may join those under way."""
@@ -277,7 +278,7 @@ class SharedResults(Generic[K, R]):
     async def get(self, key: K, compute: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """The result of a key. What ``compute`` raises, all who await this computation get.
 
-        Cancelling a caller affects no other; the computation is cancelled when nobody awaits it any more.
+        Cancelling a caller affects no other; the computation is cancelled when no caller awaits it any more.
         """
         if key in self._results:
             self._results.move_to_end(key)

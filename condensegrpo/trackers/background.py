@@ -75,7 +75,7 @@ class BackgroundTracker:
         if not lost and not unfinished:
             return ""
         end = " and did not end in time" if unfinished else ""
-        return f"tracker {self._name} lost {lost} of {plural(self._total, 'record', 'records')}{end}"
+        return f"tracker {self._name} lost {lost} of {plural(self._total, 'record')}{end}"
 
     def _put(self, call: Call) -> None:
         self._total += 1

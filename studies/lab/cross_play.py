@@ -21,7 +21,7 @@ from condensegrpo.config.load import evaluations, vary
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import override
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.observer import Silent
+from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import did_you_mean, plural
 from condensegrpo.metrics.intervals import Interval
@@ -98,7 +98,7 @@ def _played(config: RunConfig, reader: str, writer: str) -> Success:
     scored = list[ScoredTrajectory]()
     with opened_policy(components.config, reader) as players:
         evaluate_variant(
-            "cross-play", components, players=players, step=None, observer=Silent(), on_scored=scored.append
+            "cross-play", components, players=players, step=None, observer=Observer(), on_scored=scored.append
         )
     return by_problem(scored)
 
