@@ -25,9 +25,8 @@ from condensegrpo.display.tables import group_table, sibling_table
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import details, heading, overview
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import TrajectoryBatch, choose, credit_of, step_of, trajectory_files
-from condensegrpo.inspection.index import Index, RecordKey
-from condensegrpo.inspection.opened import TrajectoryReader
+from condensegrpo.inspection.batches import choose, credit_of, step_of, trajectory_files
+from condensegrpo.inspection.index import Index, TrajectoryBatch
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import groups
 from condensegrpo.storage.codec import dump_line, fields_of
@@ -165,7 +164,7 @@ def _print_worse(index: Index) -> None:
     screen.print(f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half")
     for change in changes[:MOST_WORSE]:
         visits, last = f"{change.evaluation or 'training'}, {len(change.visits)} times", change.visits[-1]
-        worst = index.at(RecordKey(last.batch.file, last.worst))
+        worst = last.batch.at(last.worst)
         options = f" --evaluation {shlex.quote(change.evaluation)}" if change.evaluation else ""
         example = f"  now, for example, {one_line(worst.id, 60)}{options}"
         screen.print(
@@ -187,7 +186,7 @@ def _print(
     """Print the groups of a step and the first of the chosen trajectories."""
     with waiting_for(f"reading {file}"):
         index.update([file])
-    view = PrintedView(index, index.batch(file), choice, turn=turn, tokens=tokens)
+    view = PrintedView(index.batch(file), choice, turn=turn, tokens=tokens)
     parts = partial(view.parts, full=full)
     if svg is not None:
         picture = theme.recorder()
@@ -202,18 +201,18 @@ def _print(
 class PrintedView:
     """The trajectories of a file, and the first that is chosen with what is printed of it."""
 
-    def __init__(self, index: Index, batch: TrajectoryBatch, choice: Choice, *, turn: int | None, tokens: bool) -> None:
+    def __init__(self, batch: TrajectoryBatch, choice: Choice, *, turn: int | None, tokens: bool) -> None:
         """Read it.
 
         Args:
             turn: the only one of which details are printed; None: all are.
             tokens: whether its sampled tokens are printed.
         """
-        every = tuple(index.records(batch))
+        every = batch.records()
         self.batch, self.choice, self.tokens = batch, choice, tokens
         self.groups, self.matches = groups(every), choice.of(every)  # matches: after --group, --where and --sort
         self.record = self.matches[0]
-        self.opened = TrajectoryReader(index, batch).open(self.record, tokens=tokens)
+        self.opened = batch.open(self.record, tokens=tokens)
         turns = self.opened.turns
         if turn is not None and turn >= len(turns):
             raise DataError(f"looking for turn {turn} of {self.record.id}: it has {len(turns)} turns, counted from 0.")
@@ -223,7 +222,6 @@ class PrintedView:
 
     def json(self) -> str:
         """All as one JSON object."""
-        reader = self.opened.reader
         return dump_line(
             {
                 "version": 5,
@@ -232,7 +230,7 @@ class PrintedView:
                 "provenance": self.batch.provenance,  # null: it was not given
                 "evaluation": self.batch.is_evaluation,
                 "beside": self.batch.beside,
-                "budget": reader.budget,  # of a context, in tokens; null: not known
+                "budget": self.batch.budget,  # of a context, in tokens; null: not known
                 "groups": [
                     fields_of(each) | {"siblings": [one.values for one in each.siblings]} for each in self.groups
                 ],
@@ -241,7 +239,7 @@ class PrintedView:
                 "detail": self.opened.scored.trajectory.detail,
                 "turns": self.shown,
                 "information": self.information,
-                "tokenizer": reader.texts.file if self.tokens else None,  # null: not requested, or none was found
+                "tokenizer": self.batch.texts.file if self.tokens else None,  # null: not requested, or none was found
             }
         )
 
@@ -266,7 +264,7 @@ class PrintedView:
         yield overview(self.opened.turns)
         if self.information:
             yield Text("\n" + "\n".join(self.information))
-        if self.tokens and self.opened.reader.texts.file is None:
+        if self.tokens and self.batch.texts.file is None:
             yield Text("\nno tokenizer.json was found in the run or its model: tokens are shown by id only", theme.WARN)
         yield from details(self.shown, full=full, media=media_of(self.batch.file))
 
@@ -286,7 +284,7 @@ class PrintedView:
             yield theme.Flow((Text(part, theme.DIM) for part in how), gap=" · ", indent=2)
         if batch.beside:
             yield Text(f"beside it: {one_line(', '.join(batch.beside), 120)} (--evaluation NAME)", theme.DIM)
-        if self.opened.reader.budget is None:
+        if self.batch.budget is None:
             yield Text("the context budget is not known: bars are drawn against the largest context", theme.DIM)
 
 

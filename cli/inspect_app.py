@@ -26,9 +26,8 @@ from condensegrpo.display import inspector, theme
 from condensegrpo.display.inspector import TABS, tab_content
 from condensegrpo.display.inspector_widgets import CompareDialog, KeysDialog, RowList, ViewsDialog, fault
 from condensegrpo.display.theme import neutral, one_line
-from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import fields_in
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.index import Index, TrajectoryBatch
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.inspection.views import MOST, READY_VIEWS, Hit, search
 
@@ -508,7 +507,7 @@ def run(
     if choice.is_named:
         index.update([file])
         selection.go_to(file)
-        record = choice.named(tuple(index.records(selection.batch)))[0]
+        record = choice.named(selection.batch.records())[0]
     if isinstance(first, Listing):
         fields_in(first.where, first.sort, index.field_names())
         first = first._replace(first=record)

@@ -20,10 +20,9 @@ from condensegrpo.display.console import waiting_for
 from condensegrpo.display.inspector import LONGEST_PROBLEM, SPARKS, change_row, group_row, match_row, sparkline
 from condensegrpo.display.theme import as_typed, one_line
 from condensegrpo.inspection import views
-from condensegrpo.inspection.batches import TrajectoryBatch, command_of, is_training, trajectory_files
-from condensegrpo.inspection.index import Index, RecordKey
+from condensegrpo.inspection.batches import is_training, trajectory_files
+from condensegrpo.inspection.index import Index, OpenedTrajectory, TrajectoryBatch
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups
 from condensegrpo.inspection.samples import spread
 
@@ -133,7 +132,6 @@ class Selection:
     opened: OpenedTrajectory | None = None
     group: Group | None = None
     turn: int = 0
-    _readers: dict[Path, TrajectoryReader] = field(default_factory=dict)  # by file of the batch
 
     def __post_init__(self) -> None:
         self.go_to(self.file)
@@ -149,11 +147,11 @@ class Selection:
     def go_to(self, file: Path) -> None:
         """Show the first groups of a batch."""
         self.batch, self.file = self.index.batch(file), file
-        self.groups = list(self.index.groups(self.batch, 0, PAGE))
+        self.groups = list(self.batch.groups(0, PAGE))
 
     def more_groups(self) -> bool:
         """List the next groups of a large batch; False: there are no more."""
-        added = self.index.groups(self.batch, len(self.groups), PAGE)
+        added = self.batch.groups(len(self.groups), PAGE)
         self.groups += added
         return bool(added)
 
@@ -178,18 +176,14 @@ class Selection:
     def show(self, record: IndexedTrajectory, turn: int = 0) -> OpenedTrajectory:
         """Open a trajectory at a turn."""
         if self.opened is None or self.opened.record != record:
-            self.group = self.index.group(record)
+            self.group = self.index.batch(record.file).group(record)
             self.opened = self.read(record)
         self.turn = max(0, min(turn, len(self.opened.turns) - 1))
         return self.opened
 
     def read(self, record: IndexedTrajectory) -> OpenedTrajectory:
         """Read a trajectory, without showing it."""
-        file = record.file
-        if file not in self._readers:
-            batch = self.batch if file == self.batch.file else self.index.batch(file)
-            self._readers[file] = TrajectoryReader(self.index, batch)
-        return self._readers[file].open(record)
+        return self.index.batch(record.file).open(record)
 
     def sibling(self, by: int) -> IndexedTrajectory | None:
         """The sibling beside the trajectory that is shown, around the ends."""
@@ -204,7 +198,7 @@ class Selection:
         if self.opened is None:
             return as_typed(shlex.join(("condensegrpo", "inspect", str(self.index.path), *options)))
         shown = ("--trajectory", self.opened.record.id, "--turn", str(self.turn))
-        return as_typed(shlex.join((*command_of(self.index.path, self.opened.batch), *shown, *options)))
+        return as_typed(shlex.join((*self.opened.batch.command(self.index.path), *shown, *options)))
 
 
 def matching(index: Index, listing: Listing, so_far: str) -> Listed:
@@ -222,7 +216,7 @@ def worse(index: Index, so_far: str) -> Listed:
     """The problems that got worse, each by its least correct trajectory of the last visit."""
     changes = views.got_worse(index)
     last = [(change, change.visits[-1]) for change in changes[:WORST]]
-    listed = [(change, index.at(RecordKey(visit.batch.file, visit.worst))) for change, visit in last]
+    listed = [(change, visit.batch.at(visit.worst)) for change, visit in last]
     title = f"{plural(len(changes), 'problem')} got worse: first half of the steps → last half{so_far}"
     return Listed(title, [record for _, record in listed], [change_row(*pair) for pair in listed])
 
@@ -344,7 +338,7 @@ def write_selection(selection: Selection, listed: Sequence[IndexedTrajectory] | 
     opened, group, index = selection.opened, selection.group, selection.index
     if opened is None or group is None:
         return ""
-    every = [*(index.records(selection.batch) if listed is None else listed)]
+    every = [*(selection.batch.records() if listed is None else listed)]
     if _size([(selection.batch, every)]) > COMFORTABLE:
         every = []
     chosen: dict[Path, dict[int, IndexedTrajectory]] = {}
@@ -371,7 +365,7 @@ def chosen_batches(index: Index, files: Sequence[Path], choice: Choice) -> Batch
     chosen = []
     several = (batch for batch in index.batches() if batch.file in files)  # without those that hold nothing yet
     for batch in several if len(files) > 1 else map(index.batch, files):
-        records = tuple(index.records(batch))
+        records = batch.records()
         groups = {record.figures.group_id for record in choice.named(records)}
         meant = [record for record in records if record.figures.group_id in groups]
         chosen.append((batch, views.select(meant, where=choice.where, most=len(records)).records))

@@ -27,7 +27,6 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.observer import Observer
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.opened import TrajectoryReader
 from condensegrpo.inspection.panes import turns
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_credit
@@ -226,9 +225,9 @@ def test_an_estimator_and_a_loss_of_a_file_train_and_their_terms_are_stored(plug
     index = Index(run.path)
     index.update([run.trajectories(1)])
     batch = index.batch(run.trajectories(1))
-    record = next(index.records(batch))
-    turn = turns(index.read(record), record.credit, budget=64, tokenizer=None)[0]
-    lines = {line.name: line for line in TrajectoryReader(index, batch).credit(record, index.group(record), turn)}
+    record = batch.at(0)
+    turn = turns(record.read(), record.credit, budget=64, tokenizer=None)[0]
+    lines = {line.name: line for line in batch.credit(record, batch.group(record), turn)}
     assert lines["R − threshold"].formula.startswith("R ")
     assert lines["advantage"].formula.endswith("threshold: R − threshold + −price·C")
     shutil.rmtree(run.path)

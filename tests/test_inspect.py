@@ -25,7 +25,7 @@ from condensegrpo.display.trajectory_view import Glosses, token_grid
 from condensegrpo.inspection.batches import choose, credit_of
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.panes import TokenTexts, TokenView, turns
+from condensegrpo.inspection.panes import TokenView, turns
 from condensegrpo.inspection.records import IndexedTrajectory, groups
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import (
@@ -405,7 +405,7 @@ def test_tokens_that_are_not_trained_have_no_colour(demo: Path) -> None:
     trained = replace(untrained, weights=(0.5,) * 4)
     styles = []
     for each in (untrained, trained):
-        view = turns(one, each, budget=48, tokenizer=TokenTexts(index.batch(file)))[0]
+        view = turns(one, each, budget=48, tokenizer=index.batch(file).texts)[0]
         screen = Console(width=100, force_terminal=True, color_system="truecolor")
         with screen.capture() as capture:
             screen.print(token_grid(view, 1.0))
@@ -478,7 +478,7 @@ def records(path: Path) -> list[IndexedTrajectory]:
     """Those of the last step."""
     index, file = Index(path), choose(path, None)
     index.update([file])
-    return list(index.records(index.batch(file)))
+    return list(index.batch(file).records())
 
 
 def test_a_picture_shows_what_the_terminal_shows(demo: Path, tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_the_curves_at_the_top_are_those_of_what_is_shown(screens: Screens) -> N
 def test_a_search_that_stops_counting_says_so(run: RunFolder) -> None:
     index = Index(run.path)
     index.update()
-    (record, *_) = index.records(index.batch(run.trajectories(1)))
+    (record, *_) = index.batch(run.trajectories(1)).records()
     found = [Hit(record, None, "start")] * MOST
     assert inspect_selection.hits("start", found, "").title == "'start': 1,000+"
     assert inspect_selection.hits("start", found[1:], "").title == "'start': 999"

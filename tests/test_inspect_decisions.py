@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from condensegrpo.cli.app import app
 from condensegrpo.display.inspector import full
 from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.opened import TrajectoryReader
 
 REPLIES = (
     "look",
@@ -55,7 +54,7 @@ def test_the_application_says_it_beside_the_whole_history_also_where_the_prompt_
     index.update()
     (batch,) = index.batches()
     (record,) = index.records()
-    opened = TrajectoryReader(index, batch).open(record)
+    opened = batch.open(record)
     console = Console(width=200, color_system=None)
 
     def tab(turn: int) -> str:

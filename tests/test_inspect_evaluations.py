@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import app
 from condensegrpo.core.errors import RunError
-from condensegrpo.inspection.batches import choose, command_of, credit_file, run_of
+from condensegrpo.inspection.batches import choose, credit_file, run_of
 from condensegrpo.inspection.index import Index
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 from condensegrpo.storage.trajectories import Provenance, write_trajectories
@@ -77,7 +77,7 @@ def test_the_command_of_a_page_shows_what_the_page_shows(saved: Path, tmp_path: 
     for folder, file in ((saved, saved / "held-out.parquet"), (run.path, run.evaluation(60, "held-out"))):
         index = Index(folder)
         index.update([file])
-        _, _, path, *options = command_of(folder, index.batch(file))
+        _, _, path, *options = index.batch(file).command(folder)
         given = dict(zip(options[::2], options[1::2], strict=True))
         assert choose(Path(path), int(given["--step"]) if "--step" in given else None, given["--evaluation"]) == file
     assert "--step" in options

@@ -19,7 +19,7 @@ from condensegrpo.core.trajectory import SpanStatus, StopReason
 from condensegrpo.inspection.batches import trajectory_files
 from condensegrpo.inspection.filters import FIELDS
 from condensegrpo.inspection.history import PieceStatus, WordChange, history, word_changes
-from condensegrpo.inspection.index import Index, RecordKey
+from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import context_views
 from condensegrpo.inspection.views import READY_VIEWS, find, full_text, fuzzy, got_worse, ready_view, search, select
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder
@@ -77,14 +77,14 @@ def test_batches_groups_and_records_are_in_order(run: RunFolder) -> None:
         (1, 4, 0.5, None),
         (2, 4, 0.5, 0.5),
     ]
-    assert [(group.id, group.signal) for group in index.groups(second)] == [("2/2", True), ("2/10", False)]
-    assert [group.id for group in index.groups(second, first=1, most=1)] == ["2/10"]
+    assert [(group.id, group.signal) for group in second.groups()] == [("2/2", True), ("2/10", False)]
+    assert [group.id for group in second.groups(1, 1)] == ["2/10"]
     records = list(index.records())
     assert [record.number for record in records] == [0, 1, 2, 3] * 2
-    assert records[5].id == index.read(records[5]).trajectory.id == "2/2/1"
+    assert records[5].id == records[5].read().trajectory.id == "2/2/1"
     assert records[5].credit == Credit(trajectory="2/2/1", advantages=(1.0,) * 3, weights=(0.1,) * 3)
     assert records[7].id == "2/10/1"
-    assert records[7] == index.group(records[7]).siblings[1]
+    assert records[7] == second.group(records[7]).siblings[1]
     assert [(batch.number, group.id) for batch, group in index.follow("p10")] == [(1, "1/10"), (2, "2/10")]
 
 
@@ -101,9 +101,9 @@ def test_parts_of_a_batch_are_shown_as_one_and_numbers_count_its_groups_in_order
     write_trajectories(part_file(run.trajectories(1), 1), [episode(1, 7, sample) for sample in (1, 0)])
     index = opened(run.path)
     (first, _) = index.batches()
-    assert [record.id for record in index.records(first)] == ["1/2/0", "1/2/1", "1/7/0", "1/7/1", "1/10/0", "1/10/1"]
-    assert [index.read(record).trajectory.id for record in index.records(first)][2:4] == ["1/7/0", "1/7/1"]
-    assert [group.id for group in index.groups(first, 1, 1)] == ["1/7"]
+    assert [record.id for record in first.records()] == ["1/2/0", "1/2/1", "1/7/0", "1/7/1", "1/10/0", "1/10/1"]
+    assert [record.read().trajectory.id for record in first.records()][2:4] == ["1/7/0", "1/7/1"]
+    assert [group.id for group in first.groups(1, 1)] == ["1/7"]
     assert [hit.record.id for hit in full_text(index, "DONE REPORT")][:2] == ["1/2/0", "1/2/1"]
     assert trajectory_files(run.path) == (run.trajectories(1), run.trajectories(2))
 
@@ -187,7 +187,7 @@ def test_problems_got_worse_from_the_first_half_of_their_visits_to_the_last(tmp_
         ("p2", 1.0, 0.0, 3),
     ]
     last = changes[0].visits[-1]
-    assert index.at(RecordKey(last.batch.file, last.worst)).id == "3/0/0"
+    assert last.batch.at(last.worst).id == "3/0/0"
     lines = run_command("inspect", str(run.path), "--view", "got-worse").stdout.splitlines()
     assert lines == [
         "2 problems got worse: first half of the steps → last half",

@@ -16,9 +16,8 @@ from condensegrpo.core.messages import MediaPart, Message, TextPart
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.display.inspector import shown
 from condensegrpo.display.trajectory_view import TerminalPicture, details
-from condensegrpo.inspection.index import Index
+from condensegrpo.inspection.index import Index, OpenedTrajectory
 from condensegrpo.inspection.inspector_page import write_inspector
-from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader
 from condensegrpo.inspection.panes import turns
 from condensegrpo.inspection.pictures import SIDE, pictures_named
 from condensegrpo.inspection.samples import sample
@@ -82,8 +81,8 @@ def opened(run: RunFolder) -> OpenedTrajectory:
     file = run.trajectories(1)
     index.update([file])
     batch = index.batch(file)
-    (record,) = index.records(batch)
-    return TrajectoryReader(index, batch).open(record)
+    (record,) = batch.records()
+    return batch.open(record)
 
 
 def drawn(part: object, color: str | None = "truecolor") -> str:

@@ -21,9 +21,8 @@ from condensegrpo.display.context_bar import Mark
 from condensegrpo.display.tables import advantage, verdict_text
 from condensegrpo.display.theme import neutral, one_line
 from condensegrpo.display.trajectory_view import SURPRISING, TerminalPicture, token_grid
-from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.history import HistoryPiece, PieceStatus, WordChange, word_changes
-from condensegrpo.inspection.opened import OpenedTrajectory
+from condensegrpo.inspection.index import OpenedTrajectory, TrajectoryBatch
 from condensegrpo.inspection.panes import TokenView, TurnView, raw_turn
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import Group, IndexedTrajectory

@@ -18,7 +18,8 @@ from condensegrpo.core.errors import CondenseError
 from condensegrpo.display import theme
 from condensegrpo.display.inspector import comparison_tab
 from condensegrpo.display.theme import neutral, one_line
-from condensegrpo.inspection.opened import OpenedTrajectory, first_difference
+from condensegrpo.inspection.history import first_difference
+from condensegrpo.inspection.index import OpenedTrajectory
 from condensegrpo.inspection.views import READY_VIEWS
 
 HELP = """\

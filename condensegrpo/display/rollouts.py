@@ -13,9 +13,7 @@ from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
 from condensegrpo.display.tables import sibling_table
 from condensegrpo.display.trajectory_view import details, heading, overview
-from condensegrpo.inspection.batches import TrajectoryBatch
-from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.opened import TrajectoryReader
+from condensegrpo.inspection.index import Index, TrajectoryBatch
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import IndexedTrajectory
@@ -60,7 +58,7 @@ class Rollout:
         Raises:
             DataError: the file was removed or damaged.
         """
-        return self._index.read(self.record)
+        return self.record.read()
 
     def show(self, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
         """Print the trajectory: question and answer, the earlier turns that each prompt still showed, then each turn.
@@ -80,12 +78,11 @@ class Rollout:
 
     def _views(self, *, tokens: bool = False) -> tuple[TurnView, ...]:
         """Its turns as they are shown, with their sampled ``tokens`` if requested."""
-        reader = TrajectoryReader(self._index, self.batch)
-        return reader.open(self.record, tokens=tokens).turns
+        return self.batch.open(self.record, tokens=tokens).turns
 
     def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
         views = self._views(tokens=tokens)
-        credit = self._index.group(self.record).credit_sentence(self.record)
+        credit = self.batch.group(self.record).credit_sentence(self.record)
         console.print(heading(self.record, self.trajectory.detail, credit=credit, full=full))
         console.print()
         console.print(overview(views))
@@ -107,7 +104,7 @@ class Rollouts(Sequence[Rollout]):
         """
         index.update([file])
         self.batch = index.batch(file)
-        self._rollouts = tuple(Rollout(index, self.batch, record) for record in index.records(self.batch))
+        self._rollouts = tuple(Rollout(index, self.batch, record) for record in self.batch.records())
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...

@@ -3,63 +3,12 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from condensegrpo.core.errors import CondenseError, ConfigError, RunError
+from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import ranges
 from condensegrpo.storage.run_folder import RunFolder, evaluation_file
 from condensegrpo.storage.trajectories import PART, Credit, Provenance, read_credit
-
-if TYPE_CHECKING:
-    from condensegrpo.config.schema import RunConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryBatch:
-    """The trajectories of one file and its parts."""
-
-    file: Path
-    run: Path | None  # the run folder that the file lies in
-    number: int | None  # the step, if the file lies in a run folder or says it
-    provenance: Provenance | None  # None: it was not given
-    is_evaluation: bool  # whether they were sampled to evaluate, so that nothing is learned from them
-    trajectories: int  # how many
-    success: float  # the mean of ``correct``
-    largest: int  # context tokens of any trajectory
-    signal: float | None  # share of the groups of which a member has an advantage; None: no credit was given (yet)
-
-    @property
-    def no_signal_share(self) -> float | None:
-        """Share of the groups of which no member has an advantage; None: no credit was given (yet)."""
-        return None if self.signal is None else 1 - self.signal
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Names of the other evaluations of the same policy."""
-        if self.provenance is None or self.provenance.evaluation is None:
-            return ()
-        return tuple(other.stem for other in files_in(self.file.parent) if other != self.file)
-
-    @property
-    def version_known(self) -> bool:
-        """Whether the policy versions of turns count the steps of the weights that sampled them."""
-        return not self.is_evaluation or (self.provenance is not None and self.number is not None)
-
-    @property
-    def evaluation(self) -> str | None:
-        """The name of the evaluation, or of its file; None: it is a training batch."""
-        known = self.provenance.evaluation if self.provenance is not None else None
-        return (known or self.file.stem) if self.is_evaluation else None
-
-    @property
-    def title(self) -> str:
-        """``step 6``, or ``held-out, after step 6``."""
-        step = "" if self.number is None else f"step {self.number}"
-        if self.evaluation is None:
-            return step or "trajectories"
-        return f"{self.evaluation}, after {step}" if step else self.evaluation
 
 
 def choose(path: Path, number: int | None, evaluation: str | None = None) -> Path:
@@ -81,15 +30,6 @@ def choose(path: Path, number: int | None, evaluation: str | None = None) -> Pat
     if not path.exists():
         raise RunError(f"reading {path}: there is no such run folder or trajectory file.")
     return path
-
-
-def command_of(path: Path, batch: TrajectoryBatch) -> tuple[str, ...]:
-    """The arguments of the command that shows a batch of a run, of a folder, or of a file."""
-    stepped = is_training(batch.file) or re.fullmatch(r"step_\d+", batch.file.parent.name)  # else no path has the step
-    step = ("--step", str(batch.number)) if path.is_dir() and batch.number is not None and stepped else ()
-    evaluation = ("--evaluation", batch.evaluation or batch.file.stem)
-    named = evaluation if path.is_dir() and not is_training(batch.file) else ()
-    return ("condensegrpo", "inspect", str(path), *step, *named)
 
 
 def trajectory_files(path: Path) -> tuple[Path, ...]:
@@ -131,16 +71,16 @@ def credit_of(file: Path) -> dict[str, Credit] | None:
     return read_credit(credit) if credit is not None and credit.is_file() else None
 
 
-def tokenizer_files(batch: TrajectoryBatch) -> Iterator[Path]:
-    """Candidates for the tokenizer of some trajectories."""
-    yield batch.file.parent / "tokenizer.json"
-    if batch.run is not None:
-        run = RunFolder(batch.run)
+def tokenizer_files(file: Path, known: Provenance | None) -> Iterator[Path]:
+    """Candidates for the tokenizer of the trajectories of a file."""
+    yield file.parent / "tokenizer.json"
+    if (folder := run_of(file)) is not None:
+        run = RunFolder(folder)
         yield run.path / "tokenizer.json"
         yield from sorted(run.checkpoints.glob("*/model/tokenizer.json"), reverse=True)
         yield from sorted(run.path.glob("origin/*/tokenizer.json"))
-    if batch.provenance is not None:
-        yield Path(batch.provenance.model) / "tokenizer.json"
+    if known is not None:
+        yield Path(known.model) / "tokenizer.json"
 
 
 def step_of(trajectory: str | None, group: str | None) -> int | None:
@@ -176,20 +116,6 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
         )
     last = [file for file in named if file.parent == named[-1].parent]
     return next((file for file in last if file.name == evaluation_file("held-out")), last[0])
-
-
-def config_of(batch: TrajectoryBatch) -> "RunConfig | None":
-    """The configuration of the run at its step; None: there is none that can be read."""
-    from condensegrpo.config.load import load_config  # imports pydantic: only when needed
-    from condensegrpo.config.resumed import config_at
-
-    if batch.run is None:
-        return None
-    run = RunFolder(batch.run)
-    try:
-        return load_config(run.config) if batch.number is None else config_at(run, batch.number)
-    except CondenseError:
-        return None
 
 
 def _file_of(run: RunFolder, number: int | None) -> Path:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
+from typing import NamedTuple
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.shared_sequence import common_prefix
@@ -93,6 +94,25 @@ def word_changes(before: str, after: str) -> tuple[tuple[WordChange, str], ...]:
         (WordChange.SAME, old[len(old) - ending :]),
     ]
     return tuple((change, "".join(words)) for change, words in parts if words)
+
+
+class FirstDifference(NamedTuple):
+    """The first difference of two trajectories."""
+
+    turn: int
+    where: str  # prompt, or reply
+
+
+def first_difference(first: Trajectory, second: Trajectory) -> FirstDifference | None:
+    """The first turn whose prompt or reply differ, by tokens and by texts; None: they are equal."""
+    for number, (one, other) in enumerate(zip(first.turns, second.turns, strict=False)):
+        if one.prompt_ids != other.prompt_ids or one.context != other.context:
+            return FirstDifference(number, "prompt")
+        if one.output_ids != other.output_ids or one.reply != other.reply:
+            return FirstDifference(number, "reply")
+    if len(first.turns) == len(second.turns):
+        return None
+    return FirstDifference(min(len(first.turns), len(second.turns)), "reply")
 
 
 def _changes(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[WordChange, Sequence[str]]]:

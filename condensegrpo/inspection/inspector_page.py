@@ -9,10 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
-from condensegrpo.inspection.batches import TrajectoryBatch, command_of
-from condensegrpo.inspection.history import word_changes
-from condensegrpo.inspection.index import Index
-from condensegrpo.inspection.opened import OpenedTrajectory, TrajectoryReader, first_difference
+from condensegrpo.inspection.history import first_difference, word_changes
+from condensegrpo.inspection.index import Index, OpenedTrajectory, TrajectoryBatch
 from condensegrpo.inspection.page import page, typed_path
 from condensegrpo.inspection.pictures import media_of, pictures_named
 from condensegrpo.inspection.records import Group, IndexedTrajectory, groups, verdict
@@ -35,7 +33,7 @@ def write_inspector(
     Args:
         extent: says on the page how many trajectories of how many it holds, and of which steps.
     """
-    made = _Page(index)
+    made = _Page(index.path)
     name = index.path.resolve().name
     data = {
         "name": name,
@@ -55,8 +53,8 @@ def write_inspector(
 class _Page:
     """Reads trajectories, and collects what several of them show."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self.tokens: dict[int, str | None] = {}  # texts of sampled tokens
         self.pictures: dict[str, str] = {}  # data URIs of small pictures, by what stands for them in a text
 
@@ -64,19 +62,18 @@ class _Page:
         """A training step or an evaluation with some of its trajectories."""
         matching = ((view.name, select(records, where=view.where, most=len(records)).records) for view in READY_VIEWS)
         views = {name: {record.id for record in matches} for name, matches in matching}
-        reader = TrajectoryReader(self._index, batch)
         return {
             "title": batch.title,
-            "command": shlex.join(command_of(typed_path(self._index.path), batch)),  # that shows it
+            "command": shlex.join(batch.command(typed_path(self._path))),  # that shows it
             "step": batch.number,
             "evaluation": batch.evaluation,  # null: a training batch
             "groups": [
-                self._group([reader.open(record) for record in group.siblings], views) for group in groups(records)
+                self._group([batch.open(record) for record in group.siblings], views) for group in groups(records)
             ],
         }
 
     def _group(self, siblings: Sequence[OpenedTrajectory], views: Mapping[str, Set[str]]) -> Values:
-        whole = self._index.group(siblings[0].record)
+        whole = siblings[0].batch.group(siblings[0].record)
         return {
             "id": whole.id,
             "problem": whole.problem,
@@ -102,7 +99,7 @@ class _Page:
         texts = {(message["role"], message["content"]): index for index, message in enumerate(stored["messages"])}
         self.pictures |= pictures_named((content for _, content in texts), media_of(record.file))
         ids = {token for turn in trajectory.turns for token in turn.output_ids}
-        self.tokens.update({token: opened.reader.texts.text(token) for token in ids - self.tokens.keys()})
+        self.tokens.update({token: opened.batch.texts.text(token) for token in ids - self.tokens.keys()})
         rewritings: dict[tuple[str, str], int] = {}  # texts before and after
         return {
             "figures": {**record.fields, "handling": record.handling, "verdict": verdict(record.figures)},

@@ -11,15 +11,15 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Condensation, Draft, SpanStatus, Trajectory, Turn
 from condensegrpo.episodes.toolformats import transcript
-from condensegrpo.inspection.batches import TrajectoryBatch, tokenizer_files
 from condensegrpo.inspection.records import IndexedTrajectory
 from condensegrpo.storage.trajectories import Credit, read_row
 
@@ -260,8 +260,9 @@ def turns(
 class TokenTexts:
     """The texts of token ids by the tokenizer of a run, if there is one."""
 
-    def __init__(self, batch: TrajectoryBatch) -> None:
-        self.file = next((file for file in tokenizer_files(batch) if file.is_file()), None)
+    def __init__(self, candidates: Iterable[Path]) -> None:
+        """Read the first tokenizer that there is."""
+        self.file = next((file for file in candidates if file.is_file()), None)
         self._tokenizer = None
         if self.file is not None:
             from tokenizers import Tokenizer  # compiled code: only when there is a file

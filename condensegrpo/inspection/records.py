@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from condensegrpo.core.scored_trajectory import TrajectoryStats
+from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
 from condensegrpo.core.wording import plural
 from condensegrpo.inspection.filters import FIELDS, Fields
-from condensegrpo.storage.trajectories import Credit, StoredTrajectory
+from condensegrpo.storage.trajectories import Credit, StoredTrajectory, read_trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,10 @@ class IndexedTrajectory:
     credit: Credit | None  # what its turns were trained with; None: not known
     file: Path  # of its batch
     stored: StoredTrajectory
+
+    def read(self) -> ScoredTrajectory:
+        """The trajectory itself, from its file."""
+        return read_trajectory(self.stored)
 
     @property
     def id(self) -> str:

@@ -10,7 +10,7 @@ from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import plural
 from condensegrpo.inspection.batches import files_in
 from condensegrpo.inspection.filters import Fields
-from condensegrpo.inspection.index import Index, RecordKey
+from condensegrpo.inspection.index import Index
 from condensegrpo.inspection.panes import TurnView, turns
 from condensegrpo.inspection.records import verdict
 from condensegrpo.storage.run_folder import RunFolder
@@ -69,32 +69,30 @@ def spread(items: Sequence[T], most: int) -> tuple[T, ...]:
 
 def _samples(run: RunFolder, file: Path) -> SampleSet | None:
     """The samples of a file; None: it holds no trajectory, or cannot be read."""
-    index = Index(file)
     try:
-        batch = index.batch(file)
-        records = [*index.fields(("correct", "context"), batch)]
-        chosen = [(reason, index.at(key)) for reason, key in _chosen(records)]
-        samples = tuple(sample(reason, index.read(record), record.credit) for reason, record in chosen)
+        batch = Index(file).batch(file)
+        chosen = [(reason, batch.at(number)) for reason, number in _chosen([*batch.fields(("correct", "context"))])]
+        samples = tuple(sample(reason, record.read(), record.credit) for reason, record in chosen)
     except DataError:  # the inspector names the fault; a report shows the rest
         return None
     step = int("".join(filter(str.isdecimal, file.stem if file.parent == run.trajectory_folder else file.parent.name)))
     return SampleSet(step=step, evaluation=batch.evaluation, count=batch.trajectories, trajectories=samples)
 
 
-def _chosen(records: Sequence[tuple[RecordKey, Fields]]) -> Iterable[tuple[str, RecordKey]]:
+def _chosen(records: Sequence[tuple[int, Fields]]) -> Iterable[tuple[str, int]]:
     """A correct one, one that is not, and that of the largest context, if there are."""
-    correct = {key: float(fields["correct"] or 0) >= 1 for key, fields in records}
-    contexts = {key: float(fields["context"] or 0) for key, fields in records}
+    correct = {number: float(fields["correct"] or 0) >= 1 for number, fields in records}
+    contexts = {number: float(fields["context"] or 0) for number, fields in records}
     preferences = (
-        ("the first correct", [key for key, yes in correct.items() if yes]),
-        ("the first not correct", [key for key, yes in correct.items() if not yes]),
-        ("the largest context", sorted(correct, key=lambda key: -contexts[key])),
+        ("the first correct", [number for number, yes in correct.items() if yes]),
+        ("the first not correct", [number for number, yes in correct.items() if not yes]),
+        ("the largest context", sorted(correct, key=lambda number: -contexts[number])),
         ("another", [*correct]),
         ("another", [*correct]),
     )
-    taken: dict[RecordKey, tuple[str, RecordKey]] = {}
+    taken: dict[int, tuple[str, int]] = {}
     for reason, some in preferences:
-        free = [key for key in some if key not in taken]
+        free = [number for number in some if number not in taken]
         if free and len(taken) < 3:
             taken[free[0]] = (reason, free[0])
     return taken.values()

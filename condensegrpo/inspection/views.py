@@ -7,13 +7,11 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from condensegrpo.core.errors import ConfigError
-from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.wording import did_you_mean
-from condensegrpo.inspection.batches import TrajectoryBatch
 from condensegrpo.inspection.filters import FIELDS, Fields, fields_in, parse_where, sort_key
-from condensegrpo.inspection.index import Index, RecordKey, Visit
+from condensegrpo.inspection.index import Index, TrajectoryBatch, Visit
 from condensegrpo.inspection.records import IndexedTrajectory
-from condensegrpo.storage.trajectories import StoredTrajectory, find_text, parts_of
+from condensegrpo.storage.trajectories import StoredTrajectory, find_text
 
 T = TypeVar("T")
 SEARCHED = ("id", "problem", "question", "ground_truth", "answer")  # fields of a fuzzy search
@@ -102,8 +100,10 @@ def find(index: Index, batch: TrajectoryBatch | None, *, where: str | None, sort
     """As ``select`` among the trajectories of a batch, or of all; only the fields that it asks for are read."""
     known = index.field_names()
     names = fields_in(where, sort, known)
-    kept, count = _matching(index.fields(names, batch), known, where, sort, MOST)
-    return Matches(tuple(map(index.at, kept)), count)
+    batches = index.batches() if batch is None else (batch,)
+    pairs = (((each, number), fields) for each in batches for number, fields in each.fields(names))
+    kept, count = _matching(pairs, known, where, sort, MOST)
+    return Matches(tuple(each.at(number) for each, number in kept), count)
 
 
 def _matching(
@@ -132,7 +132,7 @@ def got_worse(index: Index) -> tuple[SuccessChange, ...]:
     """The problems that fewer trajectories solved later on, the largest fall first: in training and in evaluations."""
     every: dict[tuple[str | None, str], list[Visit]] = {}
     for batch in index.batches():
-        for problem, visit in index.visits(batch).items():
+        for problem, visit in batch.visits().items():
             every.setdefault((batch.evaluation, problem), []).append(visit)
     changes = []
     for (kind, problem), visits in every.items():
@@ -164,14 +164,15 @@ def search(index: Index, query: str, *, on_read: Callable[[float], None] = lambd
 def fuzzy(index: Index, query: str) -> tuple[Hit, ...]:
     """The trajectories whose figures match a query, those with the fewest letters in between first."""
     letters = query.strip().lower()
-    hits: list[tuple[int, int, RecordKey, str]] = []
-    for number, (key, fields) in enumerate(index.fields(SEARCHED)):
+    hits: list[tuple[int, int, TrajectoryBatch, int, str]] = []
+    every = ((batch, *each) for batch in index.batches() for each in batch.fields(SEARCHED))
+    for order, (batch, number, fields) in enumerate(every):
         texts = [text for text in fields.values() if isinstance(text, str)]
         matches = [(end - first, text, first, end) for text in texts for first, end in _in_order(text.lower(), letters)]
         if matches:
             length, text, first, end = min(matches)
-            hits.append((length, number, key, _excerpt(text, first, end)))
-    return tuple(Hit(index.at(key), None, text) for *_, key, text in heapq.nsmallest(MOST, hits))
+            hits.append((length, order, batch, number, _excerpt(text, first, end)))
+    return tuple(Hit(batch.at(number), None, text) for *_, batch, number, text in heapq.nsmallest(MOST, hits))
 
 
 def _in_order(text: str, letters: str) -> Iterator[tuple[int, int]]:
@@ -195,17 +196,17 @@ def full_text(index: Index, query: str, *, on_read: Callable[[float], None] = la
     """The trajectories of which a message has a text, in letters of either case, as they are found."""
     text, batches, read = query.strip().lower(), index.batches(), 0
     total = sum(batch.trajectories for batch in batches)
-    for batch in batches:
-        for part in parts_of(batch.file):
+    for batch in (index.batch(each.file) for each in batches):  # of a live run: as its files are now
+        for part in batch.parts:
             for size, rows in find_text(part, text):
-                hits = (_hit(index.read(record), record, text) for record in index.stored(batch, part, rows))
+                hits = (_hit(record, text) for record in batch.stored(part, rows))
                 yield from (hit for hit in hits if hit is not None)
                 read += size
                 on_read(read / total)
 
 
-def _hit(scored: ScoredTrajectory, record: IndexedTrajectory, text: str) -> Hit | None:
-    for number, turn in enumerate(scored.trajectory.turns):
+def _hit(record: IndexedTrajectory, text: str) -> Hit | None:
+    for number, turn in enumerate(record.read().trajectory.turns):
         for message in (*(turn.context if number == 0 else ()), turn.reply, *turn.observations):
             position = message.text.lower().find(text)
             if position >= 0:

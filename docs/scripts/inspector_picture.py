@@ -19,7 +19,7 @@ async def draw(run: Path, trajectory: str, turn: int, file: Path) -> None:
     index = Index(run)
     index.update()
     selection = Selection(index, choose(run, step_of(trajectory, None)))
-    record = next(record for record in index.records(selection.batch) if record.id == trajectory)
+    record = next(record for record in selection.batch.records() if record.id == trajectory)
     app = InspectorApp(selection, record=record, turn=turn)
     async with app.run_test(size=(150, 40)) as pilot:
         await app.workers.wait_for_complete()
