@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from condensegrpo.core.credentials import has_credentials
 from condensegrpo.core.packages import check_installed
@@ -23,21 +23,8 @@ PARAMETER_CHARACTERS = 500  # of a value, the limit of servers before MLflow 2.1
 DATABASES = ("sqlite:", "postgresql", "mysql", "mssql")  # stores that need the whole of MLflow
 
 
-class LibraryTracker(Tracker):
-    """A tracker of a library that need not be installed."""
-
-    library: ClassVar[str]  # also the name of the extra that installs it
-
-    @classmethod
-    def check_options(cls, **options: object) -> None:
-        """Refuse to start without the library."""
-        check_installed(cls.library, extra=cls.library, instead="take the tracker out of the configuration")
-
-
-class MlflowTracker(LibraryTracker):
+class MlflowTracker(Tracker):
     """Logs to MLflow: a server, or the local store that MLflow chooses (``MLFLOW_TRACKING_URI``)."""
-
-    library = "mlflow"
 
     def __init__(self, experiment: str = "condensegrpo", tracking_uri: str | None = None) -> None:
         """Log to an experiment; without a tracking URI as MLflow's environment variables say."""
@@ -45,15 +32,15 @@ class MlflowTracker(LibraryTracker):
         self._client: Any = None
         self._id = ""
 
-    @classmethod
-    def check_options(cls, **options: object) -> None:
+    @staticmethod
+    def check_options(**options: object) -> None:
         """Refuse a URI with a password, which ``config.yaml`` would hold, and to start without what the store needs."""
         if has_credentials(str(options.get("tracking_uri"))):
             raise ValueError(
                 "tracking_uri names a user or password. Leave them out and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD: config.yaml would hold them"
             )
-        super().check_options(**options)
+        check_installed("mlflow", extra="mlflow", instead="take the tracker out of the configuration")
         uri = str(options.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db")
         if uri.startswith(DATABASES) and not any(distributions(name="mlflow")):
             raise ValueError(
@@ -109,15 +96,18 @@ def _name(name: str) -> str:
     return re.sub(r"[^\w./ :-]", "_", name)
 
 
-class TensorboardTracker(LibraryTracker):
+class TensorboardTracker(Tracker):
     """Writes TensorBoard event files: ``tensorboard --logdir FOLDER`` shows them."""
-
-    library = "tensorboard"
 
     def __init__(self, folder: str | None = None) -> None:
         """Write into a folder; by default ``tensorboard`` in the run's folder."""
         self._folder = folder
         self._writer: Any = None  # a SummaryWriter
+
+    @staticmethod
+    def check_options(**options: object) -> None:
+        """Refuse to start without the package."""
+        check_installed("tensorboard", extra="tensorboard", instead="take the tracker out of the configuration")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open an event file; what another one holds of steps that are taken again is hidden."""
@@ -145,16 +135,19 @@ class TensorboardTracker(LibraryTracker):
             self._writer.close()
 
 
-class TrackioTracker(LibraryTracker):
+class TrackioTracker(Tracker):
     """Logs to Trackio: ``trackio show --project condensegrpo`` shows its local store (``TRACKIO_DIR``)."""
-
-    library = "trackio"
 
     def __init__(self, project: str = "condensegrpo", space: str | None = None) -> None:
         """Log to a project, of the local store or of a Hugging Face Space."""
         self._project, self._space = project, space
         self._trackio: Any = None  # the library
         self._run: Any = None
+
+    @staticmethod
+    def check_options(**options: object) -> None:
+        """Refuse to start without the package."""
+        check_installed("trackio", extra="trackio", instead="take the tracker out of the configuration")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open a run, or continue it by its name, which therefore ends in random digits."""
@@ -189,10 +182,8 @@ class TrackioTracker(LibraryTracker):
                 self._trackio.finish()
 
 
-class WandbTracker(LibraryTracker):
+class WandbTracker(Tracker):
     """Sends metrics to Weights & Biases, or keeps them in the run's folder (``mode: offline``, then ``wandb sync``)."""
-
-    library = "wandb"
 
     def __init__(
         self,
@@ -204,6 +195,11 @@ class WandbTracker(LibraryTracker):
         self._project, self._entity, self._mode = project, entity, mode
         self._wandb: Any = None  # the library
         self._run: Any = None
+
+    @staticmethod
+    def check_options(**options: object) -> None:
+        """Refuse to start without the package."""
+        check_installed("wandb", extra="wandb", instead="take the tracker out of the configuration")
 
     def start(self, run: RunStart) -> StartedRun:
         """Open the run of an id that is kept in the run's folder, so that a resumed run continues it."""
