@@ -489,15 +489,18 @@ def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
         ({"messages": "go"}, "messages"),
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
         (
             {"tools": [{"function": {"name": "up", "parameters": {"properties": ["by"]}}}]},
-            "tools[0].parameters.properties",
+            "tools[0].function.parameters.properties",
         ),
-        ({"tools": [{"function": {"name": "up", "parameters": {"required": "by"}}}]}, "tools[0].parameters.required"),
+        (
+            {"tools": [{"function": {"name": "up", "parameters": {"required": "by"}}}]},
+            "tools[0].function.parameters.required",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:

@@ -15,7 +15,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.storage.rows import Row, check_rows, read_rows
 from condensegrpo.tasks.agent_chat import chat_message
-from condensegrpo.tasks.agent_request import RequestRefused, each
+from condensegrpo.tasks.agent_request import Field, RequestRefused
 from condensegrpo.tasks.answers import SHARE, AnswerStyle, Splits, SplitTask, row_identity, split
 
 
@@ -23,17 +23,16 @@ def first_messages(given: object, where: str) -> tuple[Message, ...]:
     """The messages of a prompt, in which calls are texts; a text by itself is a message of the user."""
     if isinstance(given, str) or not given:
         return (Message(role="user", content=given if isinstance(given, str) else ""),)
-    return tuple(map(_with_written_calls, each(given, where, _row_message)))
+    return tuple(map(_with_written_calls, Field(given, where).each(_row_message)))
 
 
-def _row_message(given: object, where: str) -> Message:
+def _row_message(given: Field) -> Message:
     """A message as data sets hold it: calls may be texts or lack an id, and a thought may stand beside the text."""
-    if not isinstance(given, dict):
-        return chat_message(given, where)
-    calls = [_row_call(made) for made in given.get("tool_calls") or ()]
-    role = "tool" if given.get("role") == "function" else given.get("role")
-    message = chat_message({**given, "role": role, "tool_calls": [made for made in calls if made is not None]}, where)
-    thought = given.get("reasoning_content")
+    fields = given.mapping()
+    calls = [_row_call(made) for made in fields.get("tool_calls") or ()]
+    role = "tool" if fields.get("role") == "function" else fields.get("role")
+    read = {**fields, "role": role, "tool_calls": [made for made in calls if made is not None]}
+    message, thought = chat_message(Field(read, given.place)), fields.get("reasoning_content")
     return replace(message, content=f"<think>{thought}</think>\n{message.text}") if thought else message
 
 

@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -14,16 +13,11 @@ from condensegrpo.tasks.agent_request import (
     ChatRequest,
     Dialect,
     Earlier,
+    Field,
     Json,
     RequestRefused,
-    as_list,
     call,
-    each,
-    joined_text,
-    mapping,
-    role,
     server_sent,
-    text,
     tool,
 )
 
@@ -57,19 +51,18 @@ class ChatCompletions(Dialect):
     path = "/v1/chat/completions"
     accepted = ACCEPTED
 
-    def read(self, given: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+    def read(self, given: Field, earlier: Earlier) -> ChatRequest:
         """The request."""
         del earlier  # every request has its whole conversation
-        tools = each(given.get("tools"), "tools", _tool)
-        stop = given.get("stop")
-        stops = [stop] if isinstance(stop, str) else as_list(stop, "stop")
+        tools, stop = given["tools"].each(_tool), given["stop"]
+        stops = [stop.text()] if isinstance(stop.value, str) else stop.each(Field.text)
         return ChatRequest(
             dialect=self,
-            given=given,
-            messages=each(given.get("messages"), "messages", chat_message),
+            given=given.mapping(),
+            messages=given["messages"].each(chat_message),
             tools=tools,
-            calls_tools=bool(tools) and given.get("tool_choice") != "none",
-            stop=tuple(text(string, "stop") for string in stops if string),
+            calls_tools=bool(tools) and given["tool_choice"].value != "none",
+            stop=tuple(filter(None, stops)),
         )
 
     def written(self, request: ChatRequest, reply: ChatReply) -> Json:
@@ -110,28 +103,24 @@ class ChatCompletions(Dialect):
         yield "data: [DONE]\n\n"
 
 
-def chat_message(given: object, where: str) -> Message:
+def chat_message(given: Field) -> Message:
     """A message of the chat format, which data sets hold too; RequestRefused says what is wrong with it."""
-    fields = mapping(given, where)
-    said_by = role(fields, where, ROLES)
-    calls = each(fields.get("tool_calls"), f"{where}.tool_calls", _call)
-    call_id = fields.get("tool_call_id") if said_by == "tool" else None
+    said_by, call_id = given["role"].choice(ROLES), given["tool_call_id"].value
+    calls = given["tool_calls"].each(_call)
     return Message(
         role=said_by,
-        content=joined_text(fields.get("content"), f"{where}.content", TEXTS),
+        content=given["content"].joined(TEXTS),
         tool_calls=calls if said_by == "assistant" else (),
-        tool_call_id=None if call_id is None else str(call_id),
+        tool_call_id=None if call_id is None or said_by != "tool" else str(call_id),
     )
 
 
-def _call(given: object, where: str) -> ToolCall:
-    fields = mapping(given, where)
-    function = mapping(fields.get("function", fields), where)  # verifiers has its fields beside the id
-    return call(fields.get("id"), function.get("name"), function.get("arguments"), where)
+def _call(given: Field) -> ToolCall:
+    function = given["function"] if "function" in given.mapping() else given  # verifiers has its fields beside the id
+    return call(given["id"], function["name"], function["arguments"].value)
 
 
-def _tool(given: object, where: str) -> EnvironmentTool:
-    fields = mapping(given, where)
-    if fields.get("type", "function") != "function":
-        raise RequestRefused(f"{where}.type is {fields['type']!r:.80}, wanted 'function'", param=where)
-    return tool(mapping(fields.get("function"), where), where)
+def _tool(given: Field) -> EnvironmentTool:
+    if given.mapping().get("type", "function") != "function":
+        raise RequestRefused(f"{given.place}.type is {given['type'].value!r:.80}, wanted 'function'", param=given.place)
+    return tool(given["function"])

@@ -4,7 +4,6 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
 
 from condensegrpo.core.messages import Message, Role, ToolCall
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -15,16 +14,11 @@ from condensegrpo.tasks.agent_request import (
     ChatRequest,
     Dialect,
     Earlier,
+    Field,
     Json,
     RequestRefused,
-    as_list,
     call,
-    each,
-    joined_text,
-    mapping,
-    role,
     server_sent,
-    text,
     tool,
 )
 
@@ -48,29 +42,25 @@ class Messages(Dialect):
     path = "/v1/messages"
     accepted = ACCEPTED
 
-    def read(self, given: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+    def read(self, given: Field, earlier: Earlier) -> ChatRequest:
         """The request. Tools that Anthropic's servers would run are not shown to the policy."""
         del earlier  # every request has its whole conversation
-        choice = mapping(given.get("tool_choice") or {"type": "auto"}, "tool_choice")
-        if choice.get("type") not in ("auto", "any", "none"):
+        choice = given["tool_choice"]["type"].value if given["tool_choice"].value else "auto"
+        if choice not in ("auto", "any", "none"):
             raise RequestRefused(
-                f"tool_choice.type is {choice.get('type')!r:.80}, and this endpoint takes 'auto', 'any' or 'none'",
+                f"tool_choice.type is {choice!r:.80}, and this endpoint takes 'auto', 'any' or 'none'",
                 param="tool_choice",
             )
-        config = mapping(given.get("output_config") or {}, "output_config")
-        if config.get("format") is not None:
+        if given["output_config"].value and given["output_config"]["format"].value is not None:
             raise RequestRefused("output_config.format is given, and this endpoint writes text", param="output_config")
-        tools = tuple(filter(None, each(given.get("tools"), "tools", _tool)))
-        messages = chain.from_iterable(each(given.get("messages"), "messages", _messages))
+        tools = tuple(filter(None, given["tools"].each(_tool)))
         return ChatRequest(
             dialect=self,
-            given=given,
-            messages=(*_system(given.get("system")), *messages),
+            given=given.mapping(),
+            messages=(*_system(given["system"]), *chain.from_iterable(given["messages"].each(_messages))),
             tools=tools,
-            calls_tools=bool(tools) and choice["type"] != "none",
-            stop=tuple(
-                text(string, "stop_sequences") for string in as_list(given.get("stop_sequences"), "stop_sequences")
-            ),
+            calls_tools=bool(tools) and choice != "none",
+            stop=given["stop_sequences"].each(Field.text),
         )
 
     def written(self, request: ChatRequest, reply: ChatReply) -> Json:
@@ -136,37 +126,33 @@ def _parts(block: Json) -> tuple[Json, list[Json]]:
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
 
 
-def _tool(given: object, where: str) -> EnvironmentTool | None:
+def _tool(given: Field) -> EnvironmentTool | None:
     """A tool of the client; None: the server would run it."""
-    fields = mapping(given, where)
-    return tool(fields, where, parameters="input_schema") if fields.get("type") in (None, "custom") else None
+    return tool(given, parameters="input_schema") if given["type"].value in (None, "custom") else None
 
 
-def _system(given: object) -> tuple[Message, ...]:
-    blocks = as_list(given, "system") if isinstance(given, list) else [{"type": "text", "text": given or ""}]
-    texts = (joined_text([block], "system", TEXTS) for block in blocks)
+def _system(given: Field) -> tuple[Message, ...]:
+    texts = [given.text()] if isinstance(given.value, str) else given.each(lambda block: block.of_kind(TEXTS))
     said = "\n".join(block for block in texts if not block.startswith(BILLING))
     return (Message(role="system", content=said),) if said else ()
 
 
-def _messages(given: object, where: str) -> list[Message]:
+def _messages(given: Field) -> list[Message]:
     """A message as the chat of the engine has it: the results in one of the user are messages of their own."""
-    fields = mapping(given, where)
-    said_by, content = role(fields, where, ROLES), fields.get("content")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else as_list(content, f"{where}.content")
+    said_by, content = given["role"].choice(ROLES), given["content"]
     made, texts, calls = list[Message](), list[str](), list[ToolCall]()
-    for number, block in enumerate(blocks):
-        place = f"{where}.content[{number}]"
-        each_block = mapping(block, place)
-        kind = each_block.get("type")
+    if isinstance(content.value, str):
+        return [Message(role=said_by, content=content.text())]
+    for block in content.each(lambda block: block):
+        kind = block["type"].value
         if said_by == "assistant" and kind == "tool_use":
-            calls.append(call(each_block.get("id"), each_block.get("name"), each_block.get("input"), place))
+            calls.append(call(block["id"], block["name"], block["input"].value))
         elif said_by == "user" and kind == "tool_result":
             made += _said("user", texts)
-            result = joined_text(each_block.get("content"), place, TEXTS)
-            made.append(Message(role="tool", content=result, tool_call_id=str(each_block.get("tool_use_id"))))
+            result = block["content"].joined(TEXTS)
+            made.append(Message(role="tool", content=result, tool_call_id=str(block["tool_use_id"].value)))
         elif said_by != "assistant" or kind not in THOUGHTS:
-            texts.append(joined_text([each_block], place, TEXTS))
+            texts.append(block.of_kind(TEXTS))
     if said_by == "assistant":
         return [Message(role="assistant", content="\n".join(texts), tool_calls=tuple(calls))]
     return [*made, *_said(said_by, texts)] or [Message(role="user", content="")]

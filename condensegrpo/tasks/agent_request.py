@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from condensegrpo.core.messages import Message, Role, ToolCall, encodable
+from condensegrpo.core.messages import Message, ToolCall, encodable
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
 
@@ -32,6 +32,57 @@ class RequestRefused(Exception):
         self.status = status  # of HTTP
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value in the JSON of a request and its place, such as ``messages[0].content``, which a refusal names."""
+
+    value: Any
+    place: str
+
+    def __getitem__(self, name: str) -> "Field":
+        """A value of an object; null if it has none of that name."""
+        return Field(self.mapping().get(name), f"{self.place}.{name}" if self.place else name)
+
+    def mapping(self) -> Mapping[str, Any]:
+        """An object."""
+        if not isinstance(self.value, dict):
+            raise self.refused("an object")
+        return self.value
+
+    def each(self, read: "Callable[[Field], T]") -> tuple[T, ...]:
+        """The items of a list, each as it is read; null is an empty list."""
+        if not isinstance(self.value, list | None):
+            raise self.refused("a list")
+        return tuple(read(Field(item, f"{self.place}[{index}]")) for index, item in enumerate(self.value or ()))
+
+    def text(self) -> str:
+        """A text that can be tokenised."""
+        if not isinstance(self.value, str):
+            raise self.refused("a text")
+        return encodable(self.value)
+
+    def choice(self, known: Mapping[str, T]) -> T:
+        """What one of some texts stands for."""
+        if not isinstance(self.value, str) or self.value not in known:
+            raise RequestRefused(f"{self.place} is {self.value!r:.80}, known: {', '.join(known)}", param=self.place)
+        return known[self.value]
+
+    def joined(self, kinds: Mapping[str, str]) -> str:
+        """The text of a message: a text, or parts of ``kinds``, which name the field with their text."""
+        return self.text() if isinstance(self.value, str) else "\n".join(self.each(lambda part: part.of_kind(kinds)))
+
+    def of_kind(self, kinds: Mapping[str, str]) -> str:
+        """The text of a part of a message."""
+        kind = self["type"].value
+        if not isinstance(kind, str) or kind not in kinds:
+            raise RequestRefused(f"{self.place} is a part of type {kind!r:.80}, wanted text", param=self.place)
+        return self[kinds[kind]].text()
+
+    def refused(self, wanted: str) -> RequestRefused:
+        """The refusal of a value of another kind."""
+        return RequestRefused(f"{self.place} is {self.value!r:.80}, wanted {wanted}", param=self.place)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
     """A reply as the client gets it."""
@@ -48,12 +99,10 @@ class Dialect(ABC):
     """An API that agents speak: how its requests are read, and how replies and refusals are written in it."""
 
     path: ClassVar[str]
-    accepted: ClassVar[
-        Mapping[str, tuple[object, ...]]
-    ]  # the values of fields that would change the reply, besides null
+    accepted: ClassVar[Mapping[str, tuple[object, ...]]]  # values, besides null, of fields that would change the reply
 
     @abstractmethod
-    def read(self, given: Mapping[str, Any], earlier: Earlier) -> "ChatRequest":
+    def read(self, given: Field, earlier: Earlier) -> "ChatRequest":
         """The request that JSON asks for; ``earlier``: conversations of this client."""
 
     @abstractmethod
@@ -109,7 +158,7 @@ def read_request(body: str, dialect: Dialect, earlier: Earlier | None = None) ->
         ):
             values = " or ".join(json.dumps(each) for each in accepted) or "nothing"
             raise RequestRefused(f"{name} is {json.dumps(value):.80}, and this endpoint takes {values}", param=name)
-    request = dialect.read(given, {} if earlier is None else earlier)
+    request = dialect.read(Field(given, ""), {} if earlier is None else earlier)
     if not request.messages:
         raise RequestRefused("there is no message, wanted at least one", param="messages")
     return request
@@ -121,73 +170,20 @@ def server_sent(data: Json) -> str:
     return f"{name}data: {json.dumps(data)}\n\n"
 
 
-def joined_text(given: object, where: str, kinds: Mapping[str, str]) -> str:
-    """The text of a message: a text, or parts of ``kinds``, which name the field with their text."""
-    if isinstance(given, str):
-        return text(given, where)
-    texts = list[str]()
-    for part in as_list(given, where):
-        fields = mapping(part, where)
-        field_of_text = kinds.get(str(fields.get("type")))
-        if field_of_text is None:
-            raise RequestRefused(f"{where} has a part of type {fields.get('type')!r:.80}, wanted text", param=where)
-        texts.append(text(fields.get(field_of_text), where))
-    return "\n".join(texts)
-
-
-def role(given: Mapping[str, Any], where: str, known: Mapping[str, Role]) -> Role:
-    """The role of a message; ``known``: the roles of the API, as a template has them."""
-    found = known.get(str(given.get("role")))
-    if found is None:
-        raise RequestRefused(
-            f"{where}.role is {given.get('role')!r:.80}, known: {', '.join(known)}", param=f"{where}.role"
-        )
-    return found
-
-
-def tool(given: Mapping[str, Any], where: str, *, parameters: str = "parameters") -> EnvironmentTool:
+def tool(given: Field, *, parameters: str = "parameters") -> EnvironmentTool:
     """A function that a client declares; ``parameters`` names the field of its schema."""
-    schema = mapping(given.get(parameters) or NO_ARGUMENTS, f"{where}.{parameters}")
-    mapping(schema.get("properties") or {}, f"{where}.{parameters}.properties")
-    as_list(schema.get("required"), f"{where}.{parameters}.required")
+    schema = Field(given[parameters].value or NO_ARGUMENTS, given[parameters].place)
+    if schema["properties"].value:
+        schema["properties"].mapping()
+    schema["required"].each(lambda name: name)
     return EnvironmentTool(
-        name=text(given.get("name"), f"{where}.name"),
-        description=str(given.get("description") or ""),
-        parameters=schema,
+        name=given["name"].text(),
+        description=str(given["description"].value or ""),
+        parameters=schema.mapping(),
     )
 
 
-def call(call_id: object, name: object, arguments: object, where: str) -> ToolCall:
+def call(call_id: Field, name: Field, arguments: object) -> ToolCall:
     """A call in a reply; its arguments are JSON or an object."""
     written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-    return ToolCall(
-        id=text(call_id, f"{where}.id"), name=text(name, f"{where}.name"), arguments=text(written or "{}", where)
-    )
-
-
-def each(given: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-    """The items of a list, each read with its place."""
-    return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(as_list(given, where)))
-
-
-def as_list(given: object, where: str) -> list[object]:
-    """A list; null is an empty one."""
-    if given is None:
-        return []
-    if not isinstance(given, list):
-        raise RequestRefused(f"{where} is {given!r:.80}, wanted a list", param=where)
-    return given
-
-
-def mapping(given: object, where: str) -> Mapping[str, Any]:
-    """An object."""
-    if not isinstance(given, dict):
-        raise RequestRefused(f"{where} is {given!r:.80}, wanted an object", param=where)
-    return given
-
-
-def text(given: object, where: str) -> str:
-    """A text that can be tokenised."""
-    if not isinstance(given, str):
-        raise RequestRefused(f"{where} is {given!r:.80}, wanted a text", param=where)
-    return encodable(given)
+    return ToolCall(id=call_id.text(), name=name.text(), arguments=encodable(written or "{}"))

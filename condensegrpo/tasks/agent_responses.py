@@ -4,7 +4,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from condensegrpo.core.messages import Message, Role
 from condensegrpo.core.protocols.tool import EnvironmentTool
@@ -16,16 +15,11 @@ from condensegrpo.tasks.agent_request import (
     ChatRequest,
     Dialect,
     Earlier,
+    Field,
     Json,
     RequestRefused,
-    as_list,
     call,
-    each,
-    joined_text,
-    mapping,
-    role,
     server_sent,
-    text,
     tool,
 )
 
@@ -48,22 +42,25 @@ class Responses(Dialect):
     path = "/v1/responses"
     accepted = ACCEPTED
 
-    def read(self, given: Mapping[str, Any], earlier: Earlier) -> ChatRequest:
+    def read(self, given: Field, earlier: Earlier) -> ChatRequest:
         """The request. Tools that OpenAI's servers would run are not shown to the policy."""
-        form = mapping(mapping(given.get("text") or {}, "text").get("format") or {"type": "text"}, "text.format")
-        if form.get("type") != "text":
+        form = given["text"]["format"] if given["text"].value else given["text"]
+        if form.value and form["type"].value != "text":
             raise RequestRefused(
-                f"text.format.type is {form.get('type')!r:.80}, and this endpoint takes 'text'", param="text"
+                f"text.format.type is {form['type'].value!r:.80}, and this endpoint takes 'text'", param="text"
             )
-        tools = tuple(filter(None, each(given.get("tools"), "tools", _tool)))
-        instructions = given.get("instructions")
-        system = (Message(role="system", content=text(instructions, "instructions")),) if instructions else ()
+        tools, instructions = tuple(filter(None, given["tools"].each(_tool))), given["instructions"]
+        system = (Message(role="system", content=instructions.text()),) if instructions.value else ()
         return ChatRequest(
             dialect=self,
-            given=given,
-            messages=(*system, *_continued(given.get("previous_response_id"), earlier), *_messages(given.get("input"))),
+            given=given.mapping(),
+            messages=(
+                *system,
+                *_continued(given["previous_response_id"].value, earlier),
+                *_messages(given["input"]),
+            ),
             tools=tools,
-            calls_tools=bool(tools) and given.get("tool_choice") != "none",
+            calls_tools=bool(tools) and given["tool_choice"].value != "none",
             earlier=earlier,
         )
 
@@ -80,8 +77,7 @@ class Responses(Dialect):
             content = [{"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}]
             about = {"id": f"msg_{secrets.token_hex(8)}", "role": "assistant", "status": status}
             output.append({"type": "message", **about, "content": content})
-        declared = (mapping(entry, "tools") for entry in as_list(given.get("tools"), "tools"))
-        custom = {entry.get("name") for entry in declared if entry.get("type") == "custom"}
+        custom = {entry.get("name") for entry in given.get("tools") or () if entry.get("type") == "custom"}
         for made in said.tool_calls:
             about = {"call_id": made.id, "name": made.name, "status": "completed"}
             if made.name in custom:
@@ -171,12 +167,11 @@ def _item_events(index: int, item: Json) -> Iterator[tuple[str, Json]]:
     yield "response.output_item.done", {"output_index": index, "item": item}
 
 
-def _tool(given: object, where: str) -> EnvironmentTool | None:
+def _tool(given: Field) -> EnvironmentTool | None:
     """A function, or a tool of one free text; None: the server would run it."""
-    fields = mapping(given, where)
-    if fields.get("type") == "custom":
-        return replace(tool(fields, where), parameters=ONE_TEXT)
-    return tool(fields, where) if fields.get("type") == "function" else None
+    if given["type"].value == "custom":
+        return replace(tool(given), parameters=ONE_TEXT)
+    return tool(given) if given["type"].value == "function" else None
 
 
 def _continued(name: object, earlier: Earlier) -> tuple[Message, ...]:
@@ -192,35 +187,28 @@ def _continued(name: object, earlier: Earlier) -> tuple[Message, ...]:
     return earlier[str(name)]
 
 
-def _messages(given: object) -> list[Message]:
+def _messages(given: Field) -> list[Message]:
     """The messages of the input. The items of one reply, its text and its calls, are one message."""
-    if isinstance(given, str):
-        return [Message(role="user", content=text(given, "input"))]
+    if isinstance(given.value, str):
+        return [Message(role="user", content=given.text())]
     made = list[Message]()
-    for index, entry in enumerate(as_list(given, "input")):
-        where = f"input[{index}]"
-        fields = mapping(entry, where)
-        kind = fields.get("type", "message")
+    for item in given.each(lambda item: item):
+        kind = item.mapping().get("type", "message")
         if kind == "message":
-            made.append(_message(fields, where))
+            made.append(Message(role=item["role"].choice(ROLES), content=item["content"].joined(TEXTS)))
         elif kind in ("function_call", "custom_tool_call"):
-            arguments = fields.get("arguments") if kind == "function_call" else {"input": fields.get("input")}
-            new = call(fields.get("call_id"), fields.get("name"), arguments, where)
+            arguments = item["arguments"].value if kind == "function_call" else {"input": item["input"].value}
+            new = call(item["call_id"], item["name"], arguments)
             if not made or made[-1].role != "assistant":
                 made.append(Message(role="assistant", content=""))
             made[-1] = replace(made[-1], tool_calls=(*made[-1].tool_calls, new))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            result = joined_text(fields.get("output"), f"{where}.output", TEXTS)
-            made.append(Message(role="tool", content=result, tool_call_id=str(fields.get("call_id"))))
+            result = item["output"].joined(TEXTS)
+            made.append(Message(role="tool", content=result, tool_call_id=str(item["call_id"].value)))
         elif kind != "reasoning":  # the sampled reply has its thoughts
             raise RequestRefused(
-                f"{where}.type is {kind!r:.80}, and this endpoint knows messages, reasoning, function and custom calls "
-                f"and their output",
-                param=where,
+                f"{item.place}.type is {kind!r:.80}, and this endpoint knows messages, reasoning, function and custom "
+                f"calls and their output",
+                param=item.place,
             )
     return made
-
-
-def _message(fields: Mapping[str, Any], where: str) -> Message:
-    content = joined_text(fields.get("content"), f"{where}.content", TEXTS)
-    return Message(role=role(fields, where, ROLES), content=content)
