@@ -184,9 +184,10 @@ def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
     for anchor in lost:
         index = anchor.result or 0
         before = results[index].text
-        longer = f"{before}{'; ' if VERBATIM in before else VERBATIM}{anchor.text}"
-        if len(longer) < min(len(raw.results[index].text), len(unit.results[index].text) + VERBATIM_LENGTH):
-            results[index] = replace(results[index], content=longer)
+        annotated = f"{before}{'; ' if VERBATIM in before else VERBATIM}{anchor.text}"
+        longest = min(len(raw.results[index].text), len(unit.results[index].text) + VERBATIM_LENGTH)
+        if len(annotated) < longest:
+            results[index] = replace(results[index], content=annotated)
     return unit.with_results(tuple(results))
 
 

@@ -75,9 +75,14 @@ def folded_branches(units: Sequence[Unit]) -> tuple[FoldedBranch, ...]:
     return tuple(made)
 
 
+def _last_branch(history: History) -> FoldedBranch | None:
+    branches = folded_branches(history.raw_units)
+    return branches[-1] if branches else None
+
+
 def _opened(arguments: Mapping[str, object], history: History) -> str:
     text_argument(arguments, "description")
-    last = next(iter(folded_branches(history.raw_units)[-1:]), None)
+    last = _last_branch(history)
     if last is not None and last.closed is None:
         raise ValueError(
             f"the branch of turn {last.opened} is open, and branches are not nested; {RETURN} from it first"
@@ -87,7 +92,7 @@ def _opened(arguments: Mapping[str, object], history: History) -> str:
 
 def _returned(arguments: Mapping[str, object], history: History) -> str:
     text_argument(arguments, "message")
-    last = next(iter(folded_branches(history.raw_units)[-1:]), None)
+    last = _last_branch(history)
     if last is None:
         raise ValueError(f"no branch is open; open one with {BRANCH}")
     if last.closed is not None:

@@ -61,7 +61,7 @@ class Memory(Condenser):
         lasting = "Notes stay in your context when the turns that wrote them leave it."
         return (
             decision_tool(WRITE, f"Writes a note. {lasting}", {"name": name, "text": text}, self._written),
-            decision_tool(READ, "Reads a note.", {"name": name}, lambda *call: _existing(*call).text),
+            decision_tool(READ, "Reads a note.", {"name": name}, _read),
             decision_tool(DELETE, "Deletes a note.", {"name": name}, _deleted),
         )
 
@@ -95,6 +95,10 @@ def _existing(arguments: Mapping[str, object], history: History) -> Note:
     if name not in notes:
         raise ValueError(f"there is no note {name!r:.40}; the notes are: {', '.join(notes) or 'none'}")
     return notes[name]
+
+
+def _read(arguments: Mapping[str, object], history: History) -> str:
+    return _existing(arguments, history).text
 
 
 def _deleted(arguments: Mapping[str, object], history: History) -> str:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from operator import attrgetter
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.demonstrations import made_turns
@@ -151,9 +150,8 @@ async def _played(
     """Scored episodes of a problem; ``most``: tokens of context, in place of the setting."""
     config, task = components.config, components.task
     limits = config.rollout.limits
-    answer = "0" if problem.answer is None else f"<answer>{problem.answer}</answer>"
-    script = [renderer.reply_ids(text) for text in (*_calls(components.toolbox), answer)]
-    reader = ScriptReader(script, renderer.reply_ids("0"))
+    script = _script(components.toolbox, problem)
+    reader = ScriptReader([renderer.reply_ids(text) for text in script], renderer.reply_ids("0"))
     engine = trajectory_engine(
         components,
         renderer=renderer,
@@ -176,7 +174,7 @@ async def _played(
             engine=replace(engine.at_step(0), expert=expert),
             group_id="expert",
             sample=0,
-            seed=abs,
+            seed=abs,  # of the number of a text: an expert writes without random numbers
         )
         if played.stop in FAILURES:
             raise ConfigError(f"{playing}: {played.detail}.")
@@ -189,11 +187,13 @@ async def _played(
     )
 
 
-def _calls(toolbox: Toolbox) -> Iterator[str]:
-    """A call without arguments: a tool that needs some refuses it."""
-    if toolbox.names:
-        form = toolbox.format
-        yield form.call(toolbox.names[0], {}) if isinstance(form, Native | Tagged) else form.opening
+def _script(toolbox: Toolbox, problem: Problem) -> Sequence[str]:
+    """A call without arguments, which a tool that needs some refuses, and the right answer."""
+    answer = "0" if problem.answer is None else f"<answer>{problem.answer}</answer>"
+    if not toolbox.names:
+        return [answer]
+    form = toolbox.format
+    return [form.call(toolbox.names[0], {}) if isinstance(form, Native | Tagged) else form.opening, answer]
 
 
 def _faults(components: Components, problem: Problem, scored: Sequence[ScoredTrajectory]) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _faults(components: Components, problem: Problem, scored: Sequence[ScoredTra
         raise ConfigError(first.detail)
     if first.stop is StopReason.CONTEXT_OVERFLOW:
         yield f"{playing}: the scripted episode ended after {plural(len(first.turns), 'turn')}: {first.detail}"
-    calls, answered = (sum(map(attrgetter(f"tool_{which}"), first.turns)) for which in ("attempts", "successes"))
+    calls, answered = sum(turn.tool_attempts for turn in first.turns), sum(turn.tool_successes for turn in first.turns)
     if others and overrides(components.task, Task.expert) and calls and not answered:
         said = next(turn.observations[0].text for turn in first.turns if turn.tool_attempts)
         yield f"{playing}: all of the expert's tool calls failed, the first with {said!r:.200}"

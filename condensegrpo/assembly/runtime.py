@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-COPYING = "transformers"  # the sampler that holds another writer
+WRITER_SAMPLER = "transformers"  # that holds a writer other than the policy
 
 
 def use_threads(config: RunConfig) -> None:
@@ -110,11 +110,11 @@ def open_writers(configs: Iterable[RunConfig], initial: str, media: MediaFolder)
     """
     opened = dict[str, Sampler]()
     for name, config in {config.rollout.condense.writer: config for config in configs}.items():
-        if config.sampler.name != COPYING:
-            dtype = config.sampler.options.get("dtype", config.model.dtype)
-            config = config.model_copy(update={"sampler": SamplerUse(name=COPYING, options={"dtype": dtype})})
         if name == "policy":
             continue
+        if config.sampler.name != WRITER_SAMPLER:
+            dtype = config.sampler.options.get("dtype", config.model.dtype)
+            config = config.model_copy(update={"sampler": SamplerUse(name=WRITER_SAMPLER, options={"dtype": dtype})})
         from condensegrpo.learner.checkpoint import verify_model  # imports torch and DeepSpeed, in seconds
 
         model = initial if name == "initial" else model_of(name)

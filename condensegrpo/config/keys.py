@@ -142,25 +142,26 @@ def _option(name: str, kind: str, path: Sequence[str]) -> Key:
     """An option that installed plug-ins of a kind take, or a key in it, with those plug-ins and their defaults."""
     if "options" in path:  # of a reward within a reward, or of a condenser within a condenser
         path = path[path.index("options") + 1 :]
-    known = installed_options(kind)
-    takers = {
-        plugin: "required" if (default := options[path[0]].default) is Parameter.empty else f"default {default!r:.40}"
-        for plugin, options in known.items()
-        if options is not None and path[0] in options and _leads_to(options[path[0]].annotation, path[1:])
-    }
+    option, *inside = path
+    known, takers = installed_options(kind), dict[str, str]()  # plug-ins that take it, with its default
+    for plugin, options in known.items():
+        if options is not None and option in options and _leads_to(options[option].annotation, inside):
+            default = options[option].default
+            takers[plugin] = "required" if default is Parameter.empty else f"default {default!r:.40}"
     if not takers and None not in known.values():
-        every = {option for options in known.values() for option in options or ()}
-        near = "" if path[0] in every else did_you_mean(path[0], every)
+        every = {each for options in known.values() for each in options or ()}
+        near = "" if option in every else did_you_mean(option, every)
         raise ConfigError(
             f"looking for the key {name}: none of the installed {kind} has such an option. {near}docs/reference lists "
             f"the options of each."
         )
-    stated = [", ".join(takers), *set(takers.values())]
-    if len(path) > 1:
-        stated = [", ".join(takers)]
-    elif len(stated) > 2:
-        stated = [f"{taker}, {default}" for taker, default in takers.items()]
-    return Key(name, f"option of {'; '.join(stated) or 'a plug-in'}", "", "docs/reference lists the options of each.")
+    if inside:
+        stated = ", ".join(takers)
+    elif len(defaults := set(takers.values())) == 1:
+        stated = f"{', '.join(takers)}; {defaults.pop()}"
+    else:
+        stated = "; ".join(f"{taker}, {default}" for taker, default in takers.items())
+    return Key(name, f"option of {stated or 'a plug-in'}", "", "docs/reference lists the options of each.")
 
 
 def _leads_to(annotation: object, path: Sequence[str]) -> bool:

@@ -153,11 +153,21 @@ def located(tree: Tree, file: Path) -> Tree:
 
 
 def _absolute(value: object, key: KeyPath, file: Path | None) -> object:
-    """A value; of a text with a path that is found the text with the absolute path. ``file``: None, an override."""
+    """A value whose paths that are found are absolute, those in overrides of variants too; ``file``: see ``_found``."""
     if not isinstance(value, str):
         return value
-    name, equals, text = value.partition("=") if key[:2] == ("evaluate", "variants") else ("", "", value)
-    key = tuple(name.split(".")) if equals else key
+    if key[:2] != ("evaluate", "variants"):
+        return _found(value, key, file)
+    name, equals, text = value.partition("=")
+    return f"{name}={_found(text, tuple(name.split('.')), file)}" if equals else value
+
+
+def _found(text: str, key: KeyPath, file: Path | None) -> str:
+    """The absolute path in place of a path, or of that of ``path.py:Name``, if it is found; else the text.
+
+    Args:
+        file: that holds the text; None: it is an override.
+    """
     named, colon, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
     path, exists = Path(named), os.path.exists if key in FOLDERS else os.path.isfile  # of a text of any length
     if (
@@ -166,13 +176,13 @@ def _absolute(value: object, key: KeyPath, file: Path | None) -> object:
         or (key in IN_EPISODE and not colon)
         or (key[1:] == ("condense", "writer") and text in ("policy", "initial"))  # no folders, whatever is here
     ):
-        return value
+        return text
     shipped = SHIPPED if text.startswith("studies/") else None  # files of the studies that a package brings
     for folder in (working_directory(), file and file.parent, shipped):
         if folder is not None and exists(folder / path):
             # one file has one path, whatever links lead to it
-            return f"{name}{equals}{(folder / path).parent.resolve() / path.name}{colon}{attribute}"
-    return value
+            return f"{(folder / path).parent.resolve() / path.name}{colon}{attribute}"
+    return text
 
 
 def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

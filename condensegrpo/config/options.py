@@ -45,7 +45,7 @@ def build_plugin(kind: str, name: str, options: Mapping[str, object], supplied: 
         supplied: arguments that the assembly offers, passed where the signature has a parameter of the name and the
             options do not set it.
     """
-    factory, arguments = _call(kind, name, options, supplied)
+    factory, arguments = _factory_and_arguments(kind, name, options, supplied)
     if _is_reward(kind, factory):
         return partial(factory, **arguments) if arguments else factory
     with _setting_up(kind, name, options):
@@ -60,7 +60,7 @@ def check_plugin(
     A plug-in may have a static ``check_options``, which raises ValueError for a combination that it does not support:
     building it may take a model.
     """
-    factory, arguments = _call(kind, name, options, supplied)
+    factory, arguments = _factory_and_arguments(kind, name, options, supplied)
     if check := getattr(factory, "check_options", None):
         with _setting_up(kind, name, options):
             check(**arguments)
@@ -125,7 +125,7 @@ def _parameters(factory: Callable[..., object]) -> dict[str, Parameter]:
         return dict(inspect.signature(factory).parameters)
 
 
-def _call(
+def _factory_and_arguments(
     kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object]
 ) -> tuple[Callable[..., object], dict[str, object]]:
     """What a name stands for, and its validated arguments: options, and what is supplied where the signature has it."""
@@ -136,8 +136,8 @@ def _call(
     parameters, is_reward = _parameters(factory), _is_reward(kind, factory)
     if is_reward:
         parameters = {each: parameters[each] for each in parameters if each not in OF_REWARDS}
-    given = {each for each, one in parameters.items() if one.default is one.empty and each not in options}
-    if kind == "rewards" and not isinstance(factory, type) and OF_OTHERS & given:
+    missing = {option for option, each in parameters.items() if each.default is each.empty and option not in options}
+    if kind == "rewards" and not isinstance(factory, type) and OF_OTHERS & missing:
         raise PluginError(
             f"{where}: it is a function of ({', '.join(parameters)}). A reward is one of (trajectory, problem)."
         )

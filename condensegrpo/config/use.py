@@ -82,15 +82,16 @@ class Use(Section):
 
     def _with_built(self: U, option: str, kind: type[V], where: str, build: Callable[[V], object]) -> U:
         """The section, with what an option lists built: plug-ins by name or as sections."""
-        listed = self.options.get(option, ())
+        if option not in self.options:
+            return self
+        listed = self.options[option]
         if not isinstance(listed, list | tuple):
             raise ConfigError(f"checking {where}: found {listed!r}, wanted a list of {self.kind}.")
-        sections = (
-            parse(kind, _named(each), source=where.replace(option, f"{option}[{index}]", 1))
-            for index, each in enumerate(listed)
-        )
-        built = {option: [*map(build, sections)]} if option in self.options else {}
-        return self.model_copy(update={"options": self.options | built})
+        built = list[object]()
+        for index, each in enumerate(listed):
+            source = where.replace(option, f"{option}[{index}]", 1)
+            built.append(build(parse(kind, _named(each), source=source)))
+        return self.model_copy(update={"options": {**self.options, option: built}})
 
 
 def _named(value: object) -> object:

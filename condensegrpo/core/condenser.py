@@ -163,11 +163,8 @@ def with_tokens(history: History, count: Count) -> History:
         whole, media = unit.tokens or tokens(unit.messages), unit.media_tokens
         if not media and any(message.media for message in unit.results):
             media = whole - tokens([replace(message, content=message.words) for message in unit.messages])
-        return (
-            unit
-            if (whole, media) == (unit.tokens, unit.media_tokens)
-            else replace(unit, tokens=whole, media_tokens=media)
-        )
+        known = (whole, media) == (unit.tokens, unit.media_tokens)
+        return unit if known else replace(unit, tokens=whole, media_tokens=media)
 
     return replace(history, units=tuple(map(counted, history.units)))
 
@@ -186,9 +183,10 @@ def condensation_spans(history: History, shown: Sequence[Unit]) -> tuple[Span, .
     """
     units, start, spans = history.units, 0, list[Span]()
     for status, run in groupby(_runs(history, tuple(shown)), key=itemgetter(0)):
-        *_, (_, end) = run
-        first, last, total = units[start].turn, units[end - 1].turn, sum(map(_tokens, units[start:end]))
-        spans.append(Span(first=first, last=last, units=end - start, status=status, tokens=total))
+        end = max(index for _, index in run)
+        alike = units[start:end]
+        total = sum(map(_tokens, alike))
+        spans.append(Span(first=alike[0].turn, last=alike[-1].turn, units=len(alike), status=status, tokens=total))
         start = end
     return tuple(spans)
 

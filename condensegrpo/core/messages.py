@@ -314,6 +314,10 @@ class History:
         """This history with one more unit at its end."""
         return replace(self, units=(*self.units, unit))
 
+    def with_note(self, note: Unit | None) -> Self:
+        """This history with another note, or none."""
+        return self if note is self.note else replace(self, note=note)
+
     def with_captions(self, captions: tuple[Caption, ...]) -> Self:
         """This history with more captions."""
         return replace(self, captions=(*self.captions, *captions)) if captions else self

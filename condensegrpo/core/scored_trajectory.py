@@ -51,7 +51,7 @@ def information_changes(trajectory: Trajectory) -> tuple[InformationChange, ...]
         if turn.kind != "act":
             continue
         spans = turn.condensation.spans if turn.condensation is not None else ()
-        kept = {turn for span in spans if span.status is SpanStatus.KEPT for turn in span.turns}
+        kept = {each for span in spans if span.status is SpanStatus.KEPT for each in span.turns}
         if before is not None and turn.answer_logprob is not None and spans:
             result.append(InformationChange(number, before, turn.answer_logprob, tuple(sorted(shown - kept))))
         before = before if turn.answer_logprob is None else turn.answer_logprob
@@ -160,6 +160,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:
     paid = [value for turn in turns for value in turn.turn_rewards.values()]
     attempts, successes = sum(turn.tool_attempts for turn in turns), sum(turn.tool_successes for turn in turns)
     drafts = [turn.draft for turn in turns if turn.draft is not None]
+    not_taken = drafts[:-1] if trajectory.stop is StopReason.CONFIDENT else drafts
     return TrajectoryStats(
         id=trajectory.id,
         problem_id=trajectory.problem_id,
@@ -188,9 +189,7 @@ def figures_of(trajectory: Trajectory, score: Score) -> TrajectoryStats:
         tool_errors=attempts - successes,
         tools_abandoned=sum(turn.tools_abandoned for turn in turns),
         drafts=len(drafts),
-        draft_tokens=sum(
-            draft.tokens for draft in (drafts[:-1] if trajectory.stop is StopReason.CONFIDENT else drafts)
-        ),
+        draft_tokens=sum(draft.tokens for draft in not_taken),
         confidence=drafts[-1].probability if drafts else None,
         information=tuple(turn.answer_logprob for turn in turns),
         information_lost=information_lost(trajectory),

@@ -63,7 +63,9 @@ def answer_of(text: str, output: SampledReply, closing: str) -> str | None:
 
     closed by "</answer>":   "7 </answer>"  ─▶  "7"     "7 and"  ─▶  None
     """
-    if not closing:
-        return text.strip() or None if output.finish is FinishReason.STOP else None
-    said, closed, _ = text.partition(closing)
-    return said.strip() or None if closed else None
+    said, finished = text, output.finish is FinishReason.STOP
+    if closing:
+        said, found, _ = text.partition(closing)
+        finished = bool(found)
+    said = said.strip()
+    return said if finished and said else None

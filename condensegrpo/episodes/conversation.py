@@ -1,12 +1,12 @@
 """One episode so far: what the policy was shown, what it said, and what answered it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from condensegrpo.core.messages import History, Message, Unit
 from condensegrpo.core.protocols.environment import Environment, RewrittenHistory, Step
-from condensegrpo.core.trajectory import FinishReason, Rejected, Turn
+from condensegrpo.core.trajectory import Draft, FinishReason, Rejected, Turn
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.parsing import ParsedReply
@@ -76,8 +76,8 @@ class EpisodeState:
         self.drafts += 1
         return self.seed(-self.drafts)
 
-    def turn(self, view: View, output: SampledReply, reply: Message, **followed: Any) -> Turn:  # noqa: ANN401  fields of a turn
-        """The turn of a view and its output."""
+    def turn(self, view: View, output: SampledReply, reply: Message) -> Turn:
+        """The turn of a view and its output, without what followed."""
         pictures, ids = self.engine.renderer.pictures, tuple(view.ids) if view.media else ()
         return Turn(
             prompt_ids=view.ids,
@@ -91,25 +91,31 @@ class EpisodeState:
             media=view.media,
             picture_starts=tuple(span.start for span in self.engine.renderer.picture_spans(ids, view.media)),
             picture_tokens=0 if pictures is None else ids.count(pictures.placeholder_id),
-            **followed,
         )
 
-    def add(self, view: View, output: SampledReply, response: Response, **measured: Any) -> None:  # noqa: ANN401  fields of a turn
+    def add(
+        self,
+        view: View,
+        output: SampledReply,
+        response: Response,
+        *,
+        answer_logprob: float | None,
+        draft: Draft | None,
+    ) -> None:
         """Record a turn; unless it ends the episode, it is part of the history."""
         reply, step, tools, seconds, end = response
         number, attempts = len(self.turns), tools.attempted
         self.turns.append(
-            self.turn(
-                view,
-                output,
-                reply,
+            replace(
+                self.turn(view, output, reply),
                 observations=step.observations,
                 turn_rewards=step.turn_rewards,
                 tool_attempts=attempts,
                 tool_successes=tools.succeeded,
                 tools_abandoned=tools.abandoned,
                 tool_seconds=seconds,
-                **measured,
+                answer_logprob=answer_logprob,
+                draft=draft,
             )
         )
         self.replies += 1
@@ -126,7 +132,7 @@ class EpisodeState:
     def add_texts(self, texts: Sequence[WrittenText], reasons: Sequence[str]) -> None:
         """Record the texts that the policy wrote for a condenser: one rejected for each reason, then the used one."""
         for view, output in texts[len(reasons) :]:
-            self.turns.append(self.turn(view, output, output.reply.message, kind="condense"))
+            self.turns.append(replace(self.turn(view, output, output.reply.message), kind="condense"))
         self.rejected += [
             Rejected(
                 before=len(self.turns),

@@ -34,16 +34,16 @@ class TextEncoder:
         special = {token.content: token for token in tokenizer.added_tokens_decoder.values() if token.special}
         longest_first = sorted(special, key=len, reverse=True)
         self._ids = {text: int(tokenizer.convert_tokens_to_ids(text)) for text in longest_first}
-        alike = itertools.groupby(longest_first, key=lambda text: (special[text].lstrip, special[text].rstrip))
-        self._control = re.compile(
-            "|".join(
-                rf"{_space(left)}({'|'.join(map(re.escape, texts))}){_space(right)}" for (left, right), texts in alike
-            )
-            or _NOTHING
-        )
-        texts = "|".join(map(re.escape, longest_first)) or _NOTHING
-        self._text, self._firsts = re.compile(texts), {text[0] for text in longest_first if text}
-        self._start = re.compile(rf"(?=(?:{texts}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
+        patterns = []  # one for neighbours that swallow the same white space
+        for swallows, texts in itertools.groupby(
+            longest_first, lambda text: (special[text].lstrip, special[text].rstrip)
+        ):
+            before, after = (r"\s*" if swallowed else "" for swallowed in swallows)
+            patterns.append(f"{before}({'|'.join(map(re.escape, texts))}){after}")
+        self._control = re.compile("|".join(patterns) or _NOTHING)
+        any_text = "|".join(map(re.escape, longest_first)) or _NOTHING
+        self._text, self._firsts = re.compile(any_text), {text[0] for text in longest_first if text}
+        self._start = re.compile(rf"(?=(?:{any_text}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
         self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
         self._texts = {token: text for text, token in self._ids.items()}
         self._controls = {token for text, token in self._ids.items() if "think" not in text.lower()}
@@ -61,12 +61,15 @@ class TextEncoder:
     def leading_control(self, text: str) -> int | None:
         """The id of the special token that the text starts with, white space aside."""
         match = self._control.match(text.lstrip())
-        return self._ids[match[match.lastindex or 0]] if match else None
+        return self._id_of(match) if match else None
+
+    def _id_of(self, found: re.Match[str]) -> int:
+        """The id of a special token that ``_control`` found, which is its only group."""
+        return self._ids[found[found.lastindex or 0]]
 
     def first_of(self, text: str, ids: Sequence[int], start: int = 0) -> tuple[int, int]:
         """The span of the first of some special tokens from ``start`` on; of the end if there is none."""
-        found = self._control.finditer(text, start)
-        spans = (each.span() for each in found if self._ids[each[each.lastindex or 0]] in ids)
+        spans = (found.span() for found in self._control.finditer(text, start) if self._id_of(found) in ids)
         return next(spans, (len(text), len(text)))
 
     def last_control(self, text: str) -> int:
@@ -86,8 +89,9 @@ class TextEncoder:
         """
         ids = array("I")
         starts = (match.start() for match in self._control.finditer(text))
+        borders = dict.fromkeys((0, *starts, len(text)))  # in order, each once
         breaks = re.compile(f"([{marker}{''.join(known)}])") if known or marker in text else None
-        for start, end in itertools.pairwise(dict.fromkeys((0, *starts, len(text)))):
+        for start, end in itertools.pairwise(borders):
             first, *rest = breaks.split(text[start:end]) if breaks else (text[start:end],)
             ids.extend(self.ids(first))
             for mark, following in zip(rest[::2], rest[1::2], strict=True):
@@ -143,7 +147,3 @@ def unused_characters(texts: Iterable[str]) -> Iterator[str]:
     known = tuple(text for text in texts if not text.isascii())
     private = itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
     return (character for character in map(chr, private) if not any(character in text for text in known))
-
-
-def _space(swallowed: bool) -> str:
-    return r"\s*" if swallowed else ""

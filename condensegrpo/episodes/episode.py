@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from condensegrpo.core.condenser import with_tokens
 from condensegrpo.core.defaults import overrides, with_defaults
-from condensegrpo.core.messages import History
+from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.environment import Environment, RewrittenHistory
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
@@ -155,12 +155,10 @@ def _rewrite(conversation: EpisodeState, run_engine: Engine, rewritten: Rewritte
     raw = tuple(conversation.units)
     engine = _offering(run_engine, conversation.environment)
     with Boundary("the environment"):
-        units = (
-            replace(
-                unit, turn=raw[unit.turn].turn, results=engine.toolbox.shown(engine.renderer.store_media(unit.results))
-            )
-            for unit in rewritten.history.units
-        )
+        units = list[Unit]()
+        for unit in rewritten.history.units:
+            results = engine.toolbox.shown(engine.renderer.store_media(unit.results))
+            units.append(replace(unit, turn=raw[unit.turn].turn, results=results))
         pinned = engine.toolbox.introduced(engine.renderer.store_media(rewritten.history.pinned))
         history = with_tokens(History(pinned=pinned, units=tuple(units)), engine.renderer.count)
     conversation.engine, conversation.last = engine, None

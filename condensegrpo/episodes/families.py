@@ -38,8 +38,6 @@ MARKS = (
     *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|channel|>", "<|turn>", "<|im_middle|>", "]~b]"),
     *("<｜Assistant｜>", "<|content_text|>", "〈|EOS|〉", "<｜hy_Assistant｜>"),
 )
-
-
 NO_FAMILY = "the chat template (the model is of no family)"
 MARKER = "\U000f8ffd"
 
@@ -250,15 +248,15 @@ def renderer_for_model(
     tried = sorted(names, key=lambda name: -_likeness(name, model_type)) if choice == "auto" else [choice]
     readers, faults = list[FamilyRenderer](), list[str]()
     plain = PlainTokenizer(tokenizer, template.encoder)
-    for name, variant in ((each, variant) for each in tried for variant in _variants(each, options)):
+    candidates = ((family, variant) for family in tried for variant in _variants(family, options))
+    for name, variant in candidates:
         try:
             family = _family(name, variant, plain)
         except (AssertionError, ValueError) as error:  # tokens of another family
             faults.append(f"{name}: {error}")
             continue
-        made, reading = (
-            FamilyRenderer(tokenizer, family=family, renders=renders, **options) for renders in (True, False)
-        )
+        made = FamilyRenderer(tokenizer, family=family, **options)
+        reading = FamilyRenderer(tokenizer, family=family, renders=False, **options)
         difference = _difference(made, reading)
         if difference is None:
             made.chosen = f"{name} of renderers: it gives the ids of the chat template"
@@ -308,20 +306,21 @@ def _difference(family: FamilyRenderer, template: FamilyRenderer) -> str | None:
         return "it opens every reply with a thought, which the chat template leaves to the model"
     call = ToolCall(id=CALL.id, name=CALL.name, arguments=json.dumps({**ARGUMENTS, "twice": True, "parts": ["a", 1]}))
     said, called = replace(PROBE[2], tool_calls=()), replace(PROBE[2], tool_calls=(call,))
-    whole = (*PROBE[:2], called, *PROBE[3:])
+    talk = (*PROBE[:2], called, *PROBE[3:])
     for tools, messages in (
         ((), PROBE[:2]),
         ((), (*PROBE[:2], said, PROBE[5])),
         ((TOOL,), PROBE[:2]),
-        ((TOOL,), whole[:4]),
-        ((TOOL,), whole),
+        ((TOOL,), talk[:4]),
+        ((TOOL,), talk),
     ):
         try:
-            ours, theirs = (each.with_tools(tools)._rendered(messages) for each in (family, template))
+            ours = family.with_tools(tools)._rendered(messages)
+            theirs = template.with_tools(tools)._rendered(messages)
         except RolloutError as error:
             return str(error)
         if ours != theirs:
             at = common_prefix(ours, theirs)
-            shown = (family._decode(ids[max(at - 4, 0) : at + 12]) for ids in (ours, theirs))
-            return "at token {} of a probe conversation it writes {!r}, the chat template {!r}".format(at, *shown)
+            writes, template_writes = (family._decode(ids[max(at - 4, 0) : at + 12]) for ids in (ours, theirs))
+            return f"at token {at} of a probe conversation it writes {writes!r}, the chat template {template_writes!r}"
     return None

@@ -21,7 +21,7 @@ def stream_seed(run_seed: int, step: int, problem_id: str, sample: int, turn: in
     A trajectory then does not depend on who else was in a batch, on the order in which tools return, or on the number
     of ranks.
 
-    stream_seed(0, 7, "gsm8k-12", 3, 0)   # run 0, step 7, the fourth trajectory of the problem, first turn
+        stream_seed(0, 7, "gsm8k-12", 3, 0)   # run 0, step 7, the fourth trajectory of the problem, first turn
     """
     # the only free text comes last, so that no two names collide
     return _bits(f"{run_seed}/{step}/{sample}/{turn}/{problem_id}")
@@ -112,4 +112,7 @@ def problem_groups(problems: Sequence[Problem], step: int) -> tuple[ProblemGroup
         while name in names:  # the id of another problem
             name += "~"
         names[name] = problem
-    return tuple(ProblemGroup(f"{step}/{index}", *each) for index, each in enumerate(names.items()))
+    return tuple(
+        ProblemGroup(id=f"{step}/{index}", name=name, problem=problem)
+        for index, (name, problem) in enumerate(names.items())
+    )

@@ -7,15 +7,16 @@ from typing import NamedTuple
 from condensegrpo.core.condenser import Budget, Condensed, Request, WrittenSummary
 from condensegrpo.core.errors import ContextOverflow
 from condensegrpo.core.messages import History, Unit
+from condensegrpo.core.protocols.environment import RewrittenHistory
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.conversation import EpisodeState, WrittenText
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.sampling import sample
-from condensegrpo.episodes.view import View, check_pinned, continued, declared, rendered, request_view
+from condensegrpo.episodes.view import AnsweredView, View, check_pinned, continued, declared, rendered, request_view
 
 REPEATS = 3  # calls of a condenser that follow one whose units were over budget as a prompt
-ASKED = 0.5  # share of the units' budget that earlier messages of the user may take beside what a condenser shows
+USER_SHARE = 0.5  # of the units' budget that earlier messages of the user may take beside what a condenser shows
 
 
 class SummaryWriter:
@@ -88,39 +89,60 @@ async def next_view(conversation: EpisodeState) -> View:
 
 async def _next_view(conversation: EpisodeState, writer: SummaryWriter) -> tuple[View, History, tuple[str, ...]]:
     """The view, the history with what the condenser made, and why it rejected texts."""
-    engine, history, last = conversation.engine, conversation.history, conversation.last
-    most, every_turn = engine.limits.max_context_tokens, engine.trigger.when == "every_turn"
-    threshold = engine.trigger.threshold_tokens(most, conversation.draw)
-    rewritten, continuing = conversation.rewritten, None
-    if last is not None:
-        if not every_turn:
-            continuing = continued(engine, history, last)
-            if len(continuing.ids) <= threshold:
-                return continuing, history, ()
-        made = await _condensing(conversation, history, (*last.view.units, last.unit), continuing, writer)
-        by, reason = "", made.answer.reason
-    elif rewritten is not None:
-        start, units = rewritten.history, rewritten.history.units
-        if units and (every_turn or engine.renderer.count(start.messages) > threshold):
-            made = await _condensing(conversation, start, units, None, writer)
-        else:
-            shown = with_messages_of_user(start, units, room=0)
-            view = replace(rendered(engine, start.pinned, shown), units=shown)
-            made = Condensing(view, start, Condensed(units=shown))
-        by, reason = rewritten.by, rewritten.reason
-        if made.view.units != units:
-            reason = f"{reason}; {engine.condenser_name}: {made.answer.reason}"
+    if conversation.last is not None:
+        return await _view_after(conversation, conversation.last, writer)
+    if conversation.rewritten is not None:
+        return await _view_of_rewritten(conversation, conversation.rewritten, writer)
+    engine, history = conversation.engine, conversation.history
+    check_pinned(engine.renderer, history.pinned, engine.limits)
+    return rendered(engine, history.pinned), history, ()
+
+
+async def _view_after(
+    conversation: EpisodeState, last: AnsweredView, writer: SummaryWriter
+) -> tuple[View, History, tuple[str, ...]]:
+    """The last view continued, or condensed if that is due."""
+    engine, history, continuing = conversation.engine, conversation.history, None
+    if engine.trigger.when != "every_turn":
+        continuing = continued(engine, history, last)
+        if len(continuing.ids) <= _threshold(conversation):
+            return continuing, history, ()
+    made = await _condensing(conversation, history, (*last.view.units, last.unit), continuing, writer)
+    return _declared(conversation, made, made.answer.reason)
+
+
+async def _view_of_rewritten(
+    conversation: EpisodeState, rewritten: RewrittenHistory, writer: SummaryWriter
+) -> tuple[View, History, tuple[str, ...]]:
+    """The view of a history that the environment rewrote, condensed if that is due."""
+    engine, start, units = conversation.engine, rewritten.history, rewritten.history.units
+    every_turn = engine.trigger.when == "every_turn"
+    if units and (every_turn or engine.renderer.count(start.messages) > _threshold(conversation)):
+        made = await _condensing(conversation, start, units, None, writer)
     else:
-        check_pinned(engine.renderer, history.pinned, engine.limits)
-        return rendered(engine, history.pinned), history, ()
-    view, rejected = made.view, made.answer.rejected
+        shown = with_messages_of_user(start, units, room=0)
+        made = Condensing(rendered(engine, start.pinned, shown), start, Condensed(units=shown))
+    reason = rewritten.reason
+    if made.view.units != units:
+        reason = f"{reason}; {engine.condenser_name}: {made.answer.reason}"
+    return _declared(conversation, made, reason, by=rewritten.by)
+
+
+def _threshold(conversation: EpisodeState) -> int:
+    engine = conversation.engine
+    return engine.trigger.threshold_tokens(engine.limits.max_context_tokens, conversation.draw)
+
+
+def _declared(
+    conversation: EpisodeState, made: Condensing, reason: str, *, by: str = ""
+) -> tuple[View, History, tuple[str, ...]]:
+    """What ``_next_view`` returns for a shortened prompt; ``by``: as of ``declared``."""
+    engine, view, most = conversation.engine, made.view, conversation.engine.limits.max_context_tokens
     if not made.continues:
         if len(view.ids) > most:
             raise ContextOverflow.at(turn=len(made.history.units), tokens=len(view.ids), budget=most)
-        note = made.history.note
-        noted = history if note is history.note else replace(history, note=note)
-        view = declared(engine, noted, view, reason, by=by)
-    return view, made.history, rejected
+        view = declared(engine, conversation.history.with_note(made.history.note), view, reason, by=by)
+    return view, made.history, made.answer.rejected
 
 
 async def _condensing(
@@ -150,9 +172,10 @@ async def _condensing(
         else:
             condensed = _joined(condensed, answer, wrote=len(writer.texts) > len(condensed.rejected))
         note = answer.note or (start.note if condensed.note is None else history.note)
-        history = history.with_captions(answer.captions)
-        history = history if note is history.note else replace(history, note=note)
-        room = 0 if call == REPEATS else int(ASKED * first.tokens)  # the last call fits by what the condenser shows
+        history = history.with_captions(answer.captions).with_note(note)
+        room = (
+            0 if call == REPEATS else int(USER_SHARE * first.tokens)
+        )  # the last call fits by what the condenser shows
         units = with_messages_of_user(history, condensed.units, room=room)
         wrote = condensed.note is not None or len(writer.texts) > len(condensed.rejected)
         if last is not None and units == unchanged and not wrote:  # a used text is a turn: what follows is declared
@@ -163,10 +186,8 @@ async def _condensing(
             view = rendered(engine, history.pinned, units)
         if condensed.note is not None and history.note is condensed.note:
             units, history = _measured(history, units, len(view.ids) - pinned)
-            shown_before = with_messages_of_user(past, past.current_units, room=room)
-            now, before = (sum(unit.tokens for unit in each) for each in (units, shown_before))
-            if now >= before and budget.write is not None:
-                longer = f"it is not shorter than what it replaces: {now} tokens after, {before} before"
+            longer = _longer(units, with_messages_of_user(past, past.current_units, room=room))
+            if longer and budget.write is not None:
                 condensed = replace(condensed, note=None, rejected=(*condensed.rejected, longer))
                 shown, history, budget = units, past, replace(budget, write=None)
                 continue
@@ -227,8 +248,9 @@ def with_messages_of_user(history: History, shown: tuple[Unit, ...], *, room: in
             room -= unit.tokens - sum(each.tokens for each in shown) + sum(each.tokens for each in rest)
             if room < 0:
                 break
-        place = next((i for i, each in enumerate(rest) if each.turn > unit.turn and not each.is_note), len(rest))
-        shown = (*rest[:place], unit, *rest[place:])
+        later = (index for index, each in enumerate(rest) if each.turn > unit.turn and not each.is_note)
+        index = next(later, len(rest))
+        shown = (*rest[:index], unit, *rest[index:])
     return shown
 
 
@@ -240,6 +262,12 @@ def _measured(history: History, units: tuple[Unit, ...], tokens: int) -> tuple[t
         return units, history
     measured = replace(note, tokens=max(tokens - sum(unit.tokens for unit in others), 1))
     return tuple(measured if unit is note else unit for unit in units), replace(history, note=measured)
+
+
+def _longer(units: Sequence[Unit], replaced: Sequence[Unit]) -> str:
+    """Why a note is refused with which units are shown in place of others; empty: they are shorter."""
+    now, before = (sum(unit.tokens for unit in each) for each in (units, replaced))
+    return f"it is not shorter than what it replaces: {now} tokens after, {before} before" if now >= before else ""
 
 
 def _joined(earlier: Condensed, later: Condensed, *, wrote: bool) -> Condensed:

@@ -86,13 +86,16 @@ class CondenseSettings:
             most: ``max_context_tokens``.
             step: of training; below 0: of an evaluation.
         """
-        if not self.schedule:
-            return most
-        after = next((index for index, (point, _) in enumerate(self.schedule) if 0 <= step <= point), None)
-        if after is None or not after:
-            return _floor(most * self.schedule[-1 if after is None else 0][1])
-        (first, start), (last, end) = self.schedule[after - 1 : after + 1]
-        return _floor(most * (start + (end - start) * (step - first) / (last - first)))
+        return _floor(most * self._share_at(step)) if self.schedule else most
+
+    def _share_at(self, step: int) -> float:
+        """The share of the schedule at a step, linear between two of its points; below 0: that of the last."""
+        if 0 <= step <= self.schedule[0][0]:
+            return self.schedule[0][1]
+        for (first, start), (last, end) in pairwise(self.schedule):
+            if first < step <= last:
+                return start + (end - start) * (step - first) / (last - first)
+        return self.schedule[-1][1]
 
     def least_budget(self, most: int) -> int:
         """The smallest context budget of a run."""

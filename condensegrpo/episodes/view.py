@@ -85,8 +85,9 @@ def continued(engine: Engine, history: History, last: AnsweredView, *, newest: U
     unit, added, context = last.unit, last.added_ids, last.context
     if newest is not None:
         unit = newest
-        given = last.view.context, unit.reply, unit.results, last.output_ids, last.view.ids
-        added = engine.renderer.continuation(*given)
+        added = engine.renderer.continuation(
+            last.view.context, unit.reply, unit.results, last.output_ids, last.view.ids
+        )
         context = shared(last.view.context).extended(unit.messages)
     units = shared(last.view.units).extended((unit,))
     if last.whole:
