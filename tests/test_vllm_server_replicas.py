@@ -313,7 +313,7 @@ def test_a_server_with_weights_that_no_folder_has_gets_those_of_the_first_update
 def pools_of_two_ranks(server: StandIn, loop: BackgroundLoop, weights: WeightsLabel) -> Iterator[list[ReplicaPool]]:
     """The first rank's, which watches over the server, and another's."""
     requests = RequestSettings(seconds=60.0, retries=3)
-    pools = [pool_of(server.shape, weights, requests=requests, restores=first) for first in (True, False)]
+    pools = [pool_of(server.shape, weights, requests=requests, gives_weights=first) for first in (True, False)]
 
     async def opened() -> None:
         opening = (pool.open([(server.url, None)]) for pool in pools)
@@ -621,8 +621,8 @@ def one_of_two_ranks(rank: int, folder: Path, shape: dict[str, str]) -> None:
             (file,) = Path(server.loaded[-1]).iterdir()
             assert torch.equal(load_file(file)["weight"], torch.full((100,), float(version)))
         (folder / f"loaded{rank}").write_text("\n".join(server.loaded))
-        shared = replace(publisher, loads=rank == 0)  # with servers that the ranks share, the first has them load
-        shared.stage(pool, iter([("weight", torch.zeros(100))]), "run:3")()
+        pool.gives_weights = rank == 0  # with servers that the ranks share, the first has them load
+        publisher.stage(pool, iter([("weight", torch.zeros(100))]), "run:3")()
         assert (len(server.loaded), pool.weights.label) == (3 - rank, "run:3")
         room = 399
         with pytest.raises(SamplerError, match=r"writing weights for the servers into .*rank0: found 0\.00 GB free"):

@@ -23,7 +23,7 @@ ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # handles of CUDA IPC 
 class IpcServers(VllmServerSampler):
     """``vllm_server`` with one server, on the learner's GPU."""
 
-    def _open_publisher(self, server: ServerSettings, kind: torch.dtype, base: str | None) -> Publisher:
+    def _open_publisher(self, server: ServerSettings, kind: torch.dtype) -> Publisher:
         return IpcPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
 
 

@@ -15,11 +15,11 @@ Legend: P prompt tokens.
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Unit, flatten
@@ -28,7 +28,6 @@ from condensegrpo.core.request_queue import SharedResults
 from condensegrpo.episodes.render import Located, Renderer
 
 CACHED = 4096  # histories whose scores are kept
-Compute = Callable[[History], Coroutine[Any, Any, tuple[float, ...]]]
 
 
 class ScoreKey(NamedTuple):
@@ -45,17 +44,27 @@ class ScoreKey(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class ScoreCache:
-    """Computes the scores of a history once, also for callers that need them at the same time."""
+class ModelScorer:
+    """Scores by a model: of a history once, also for callers that need them at the same time."""
 
-    _results: SharedResults[ScoreKey, tuple[float, ...]] = field(default_factory=lambda: SharedResults(CACHED))
+    model: Sampler  # the sampler that holds the weights
+    renderer: Renderer  # with that model's tokenizer and chat template
+    _results: SharedResults[ScoreKey, tuple[float, ...]] = field(
+        default_factory=lambda: SharedResults(CACHED), init=False
+    )
 
-    async def scores(
-        self, histories: Sequence[History], tokens: int, version: int, compute: Compute
-    ) -> Sequence[Sequence[float]]:
-        """The scores of every unit of each history, by weights of a version and prompts of at most ``tokens``."""
-        keys = [ScoreKey(history, tokens, version) for history in histories]
-        return await asyncio.gather(*(self._results.get(key, partial(compute, key.history)) for key in keys))
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """The score of every unit of each history, not negative; 0 for the newest, which holds the last output.
+
+        Args:
+            tokens: of the longest prompt.
+        """
+        keys = [ScoreKey(history, tokens, self.model.version) for history in histories]
+        return await asyncio.gather(*(self._results.get(key, partial(self.computed, key)) for key in keys))
+
+    async def computed(self, key: ScoreKey) -> tuple[float, ...]:
+        """The scores of a history."""
+        raise NotImplementedError
 
 
 MIN_TOKENS = 16  # of older units on a page, however long the pinned messages and the newest unit are
@@ -91,8 +100,7 @@ class Page(NamedTuple):
     """A prompt for one pass, with the tokens of its units."""
 
     ids: tuple[int, ...]
-    numbers: tuple[int, ...]  # of units in the history; the newest is on every page and is not listed
-    units: tuple[tuple[int, ...], ...]  # indices in ids of the units' contents, one tuple per number
+    units: tuple[tuple[int, ...], ...]  # indices in ids of the units' contents; the newest is on every page, not here
     last_output: tuple[int, ...]  # indices in ids of the newest unit's reply
     media: tuple[str, ...]  # the hashes of its pictures, in order
 
@@ -140,25 +148,25 @@ def pages(tokens: HistoryTokens, room: int) -> Iterator[Page]:
     newest = tokens.units[-1].truncated(max(left // 2, MIN_TOKENS))
     left = max(left - len(newest.ids), MIN_TOKENS)
     older = [unit.truncated(left) for unit in tokens.units[:-1]]
-    start = length = 0
-    for number, unit in enumerate(older):
-        if number > start and length + len(unit.ids) > left:
-            yield _page(tokens, older, range(start, number), newest)
-            start, length = number, 0
+    page, length = list[UnitTokens](), 0
+    for unit in older:
+        if page and length + len(unit.ids) > left:
+            yield _page(tokens, page, newest)
+            page, length = [], 0
+        page.append(unit)
         length += len(unit.ids)
-    if older:
-        yield _page(tokens, older, range(start, len(older)), newest)
+    if page:
+        yield _page(tokens, page, newest)
 
 
-def _page(tokens: HistoryTokens, older: Sequence[UnitTokens], numbers: range, newest: UnitTokens) -> Page:
+def _page(tokens: HistoryTokens, older: Sequence[UnitTokens], newest: UnitTokens) -> Page:
     ids, units, media = list(tokens.pinned), [], [*tokens.pinned_media]
-    for number in numbers:
-        units.append(tuple(len(ids) + index for index in older[number].content))
-        ids += older[number].ids
-        media += older[number].media
+    for unit in older:
+        units.append(tuple(len(ids) + index for index in unit.content))
+        ids += unit.ids
+        media += unit.media
     last_output = tuple(len(ids) + index for index in newest.reply)
-    shown = (*media, *newest.media)
-    return Page((*ids, *newest.ids, *tokens.end), tuple(numbers), tuple(units), last_output, shown)
+    return Page((*ids, *newest.ids, *tokens.end), tuple(units), last_output, (*media, *newest.media))
 
 
 SINKS = 4  # first tokens of a prompt, which draw attention whatever their content
@@ -209,27 +217,15 @@ WINDOW = 64  # most query tokens: half of them from the question
 
 
 @dataclass(slots=True, eq=False)
-class AttentionScorer:
-    """Scores by the attention of the policy or of a frozen model. Scores are cached by history and weights.
+class AttentionScorer(ModelScorer):
+    """Scores by the attention of the policy or of a frozen model."""
 
-    Trajectories whose histories are equal share one pass.
-    """
-
-    model: Sampler  # the sampler that holds the weights
-    renderer: Renderer  # with that model's tokenizer and chat template
     layers: Sequence[int] = ()  # whose attention is captured, from 0 on; none: up to three from the middle to the end
     window: int = WINDOW  # most query tokens, at least 2
-    _calibration: tuple[int, ...] = field(init=False)
-    _cache: ScoreCache = field(default_factory=ScoreCache, init=False)
 
-    def __post_init__(self) -> None:
-        self._calibration = self.renderer.text_ids(CALIBRATION)
-
-    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """The score of every unit, not negative; 0 for the newest, which holds the last output."""
-        return await self._cache.scores(histories, tokens, self.model.version, partial(self._read, tokens=tokens))
-
-    async def _read(self, history: History, *, tokens: int) -> tuple[float, ...]:
+    async def computed(self, key: ScoreKey) -> tuple[float, ...]:
+        """The scores of a history."""
+        history, calibration = key.history, self.renderer.text_ids(CALIBRATION)
         if len(history.units) < 2:
             return (0.0,) * len(history.units)
         if self.renderer.pictures is None:
@@ -237,15 +233,15 @@ class AttentionScorer:
         # the end of the last pinned message with words that a user wrote; pictures are left out
         texts = (message.words for message in reversed(history.pinned) if message.role == "user")
         text = next((words for words in texts if words.strip()), "")
-        question = self.renderer.text_ids(text)[-(self.window // 2) :] or self._calibration
-        room = tokens - max(len(question), len(self._calibration))
+        question = self.renderer.text_ids(text)[-(self.window // 2) :] or calibration
+        room = key.tokens - max(len(question), len(calibration))
         parts = list(pages(split_history(history, self.renderer.content_spans(history.messages)), room))
         queries = (
             AttentionQuery(
                 prompt_ids=page.ids,
                 positions=page.last_output[-(self.window - self.window // 2) :],
                 question_ids=question,
-                calibration_ids=self._calibration,
+                calibration_ids=calibration,
                 layers=tuple(self.layers),
                 media=page.media,
             )
@@ -274,22 +270,12 @@ class ScriptedScorer:
         return [[self._score(unit) for unit in history.units] for history in histories]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveOneOut:
-    """Scores by the probability of the newest reply, with and without each unit before it."""
+class LeaveOneOut(ModelScorer):
+    """Scores by the loss of the newest reply without each unit before it, in nats. Prompts are measured whole."""
 
-    model: Sampler
-    renderer: Renderer  # with that model's tokenizer and chat template
-    _cache: ScoreCache = field(default_factory=ScoreCache, init=False)
-
-    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
-        """The loss of the newest reply without each unit, in nats, at least 0; 0 for the newest unit itself.
-
-        Prompts are measured whole; ``tokens`` is ignored.
-        """
-        return await self._cache.scores(histories, 0, self.model.version, self._measured)
-
-    async def _measured(self, history: History) -> tuple[float, ...]:
+    async def computed(self, key: ScoreKey) -> tuple[float, ...]:
+        """The scores of a history."""
+        history = key.history
         if not history.units:
             return ()
         check_text(history)

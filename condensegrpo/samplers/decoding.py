@@ -5,9 +5,9 @@ that decodes and the prompts of those that joined. A reply that is done leaves a
 again by its trajectory's next prompt. Equal prompts, such as the first ones of a group, are computed once: the other
 replies wait and copy the keys and values. Independent of queues, event loops and threads.
 
-``sample_batch`` draws with transformers' ``generate``: a batch takes as long as its longest reply. Every row has its
-own temperature, stops, length and random stream, so a reply does not depend on its batch (up to rounding: a padded
-row's logits differ in the last bits).
+``PaddedBatch`` draws with transformers' ``generate``: a batch takes as long as its longest reply. Every row has its own
+temperature, stops, length and random stream, so a reply does not depend on its batch (up to rounding: a padded row's
+logits differ in the last bits).
 
 Legend: _B rows of the batch, _P the longest prompt, _V vocabulary.
 """
@@ -35,7 +35,9 @@ R = TypeVar("R", bound="DrawnReply")
 class DrawnReply:
     """A reply under way."""
 
+    prompt: tuple[int, ...]
     params: SamplingParams
+    abandoned: Callable[[], bool]  # once true, it ends as ``FinishReason.ABORT``
     # random.Random keeps all bits of the seed (a torch generator keeps 32) and its numbers never change
     uniforms: random.Random = field(init=False)
     # last tokens that contain a stop string which the last one completes: each is at least a byte
@@ -113,50 +115,64 @@ def pick(logits_BV: Tensor, uniform_B1: Tensor, temperature_B1: Tensor) -> tuple
 PAD = 0  # any id of the vocabulary: the mask alone says where prompts are padded, so pad == eos is harmless
 
 
-def sample_batch(
-    model: Any,  # noqa: ANN401  transformers' classes are untyped
-    prompts: Sequence[Sequence[int]],
-    params: Sequence[SamplingParams],
-    *,
-    decode: Decode,
-    abandoned: Callable[[], bool],
-) -> tuple[Generation, ...]:
-    """One reply to each prompt.
+class PaddedBatch:
+    """Replies that join and are drawn by one call of transformers' ``generate``."""
 
-    Args:
-        model: a causal language model in eval mode whose ``generation_config`` is blank.
-        decode: only called if a row has stop strings.
-        abandoned: called after every token; once true, unfinished rows end as ``FinishReason.ABORT``.
-    """
-    device: torch.device = model.device
-    width = max(map(len, prompts))
-    ids_BP = torch.tensor([[PAD] * (width - len(ids)) + list(ids) for ids in prompts], device=device)
-    mask_BP = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
-    replies, ended = [DrawnReply(params=each) for each in params], dict[DrawnReply, FinishReason]()
+    def __init__(self, model: Any, *, decode: Decode) -> None:  # noqa: ANN401  transformers' classes are untyped
+        """Use a causal language model in eval mode whose ``generation_config`` is blank."""
+        self._model, self._decode = model, decode
+        self.replies: list[DrawnReply] = []
 
-    def draw(input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The logits of the next token (B, V): 0 for the token drawn and minus infinity for all others."""
-        going = {row: reply for row, reply in enumerate(replies) if reply not in ended}
-        extend(going, scores)
-        ended.update(finishes([*going.values()], decode))
-        token_B1 = torch.tensor([reply.output[-1:] for reply in replies], device=device)
-        return torch.full_like(scores, -torch.inf).scatter_(1, token_B1, 0.0)
+    def join(
+        self,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        abandoned: Callable[[], bool],
+        seen: SeenPrompt | None = None,
+    ) -> DrawnReply:
+        """Begin a reply; its prompt shows no pictures."""
+        self.replies.append(DrawnReply(prompt=prompt, params=params, abandoned=abandoned))
+        return self.replies[-1]
 
-    def done(input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        """(B,) True for the rows that are done."""
-        gone = abandoned()
-        return torch.tensor([gone or reply in ended for reply in replies], device=device)
+    def step(self) -> list[tuple[DrawnReply, Generation]]:
+        """Draw all replies. One that is abandoned ends as ``FinishReason.ABORT``."""
+        replies, ended = self.replies, dict[DrawnReply, FinishReason]()
+        self.replies = []
+        prompts, device = [reply.prompt for reply in replies], self._model.device
+        width = max(map(len, prompts))
+        ids_BP = torch.tensor([[PAD] * (width - len(ids)) + list(ids) for ids in prompts], device=device)
+        mask_BP = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device)
 
-    model.generate(
-        ids_BP,
-        attention_mask=mask_BP,
-        generation_config=GenerationConfig(
-            max_new_tokens=max(each.max_tokens for each in params), do_sample=False, use_cache=True, pad_token_id=PAD
-        ),
-        logits_processor=LogitsProcessorList([draw]),
-        stopping_criteria=StoppingCriteriaList([done]),
-    )
-    return tuple(reply.generation(ended.get(reply, FinishReason.ABORT)) for reply in replies)
+        def draw(input_ids: Tensor, scores: Tensor) -> Tensor:
+            """The logits of the next token (B, V): 0 for the token drawn and minus infinity for all others."""
+            going = {row: reply for row, reply in enumerate(replies) if reply not in ended}
+            extend(going, scores)
+            ended.update(finishes([*going.values()], self._decode))
+            token_B1 = torch.tensor([reply.output[-1:] for reply in replies], device=device)
+            return torch.full_like(scores, -torch.inf).scatter_(1, token_B1, 0.0)
+
+        def done(input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+            """(B,) True for the rows that are done."""
+            return torch.tensor([reply in ended or reply.abandoned() for reply in replies], device=device)
+
+        self._model.generate(
+            ids_BP,
+            attention_mask=mask_BP,
+            generation_config=GenerationConfig(
+                max_new_tokens=max(reply.params.max_tokens for reply in replies),
+                do_sample=False,
+                use_cache=True,
+                pad_token_id=PAD,
+            ),
+            logits_processor=LogitsProcessorList([draw]),
+            stopping_criteria=StoppingCriteriaList([done]),
+        )
+        return [(reply, reply.generation(ended.get(reply, FinishReason.ABORT))) for reply in replies]
+
+    def clear(self) -> None:
+        """Drop all replies."""
+        self.replies.clear()
 
 
 PASS_TOKENS = 4096  # of prompts in one pass; longer ones take several
@@ -185,8 +201,6 @@ def supports(model: Any) -> bool:  # noqa: ANN401  transformers' classes are unt
 class BatchRow(DrawnReply):
     """A reply under way, and where its keys and values are."""
 
-    prompt: tuple[int, ...]
-    abandoned: Callable[[], bool]  # once true, it ends as ``FinishReason.ABORT``
     slot: int
     filled: int  # tokens of prompt and output whose keys and values are in the slot
     key: tuple[int, ...]  # the prompt, in which other pictures are other ids

@@ -161,11 +161,6 @@ class Rows(NamedTuple):
     tokens: Tensor  # (P, S) where the tokens are in the pass; N: nowhere, its result is not used
     mask: Tensor  # (P, S, 1, L) 0 where a token attends, minus infinity elsewhere
 
-    def to(self, device: torch.device) -> Self:
-        """The same on a device."""
-        slots = self.slots if isinstance(self.slots, slice) else self.slots.to(device)
-        return self._replace(slots=slots, tokens=self.tokens.to(device), mask=self.mask.to(device))
-
 
 class Block(NamedTuple):
     """Queries of one slot."""
@@ -173,10 +168,6 @@ class Block(NamedTuple):
     slot: int
     first: int  # where they are in the pass
     mask: Tensor  # (P, 1, L)
-
-    def to(self, device: torch.device) -> Self:
-        """The same on a device."""
-        return self._replace(mask=self.mask.to(device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +201,9 @@ class Pass:
         single = [each for each in indexed if len(each[1].ids) == 1]
         longer = [each for each in indexed if len(each[1].ids) > 1]
         nowhere = len(ids) + len(padding)
-        rows = [_in_place(single, nowhere)] if single else []
+        rows = [_in_place(single, nowhere, device)] if single else []
         if longer and _together(longer, heads):
-            rows.append(_gathered(longer, nowhere))
+            rows.append(_gathered(longer, nowhere, device))
             longer = []
         return cls(
             slots=slots,
@@ -220,24 +211,26 @@ class Pass:
             position=torch.tensor([position + padding], device=device),
             slot=torch.tensor(slot, device=device),
             last=torch.tensor(last + [0] * (up(len(last), ROWS) - len(last)), device=device),
-            rows=tuple(each.to(device) for each in rows),
-            blocks=tuple(block.to(device) for each in longer for block in _blocks(*each)),
+            rows=tuple(rows),
+            blocks=tuple(block for each in longer for block in _blocks(*each, device)),
         )
 
 
-def _causal_mask(position: Tensor) -> Tensor:
-    """(…, L): 0 up to a position, minus infinity after it."""
+def _causal_mask(position: Tensor, device: torch.device) -> Tensor:
+    """(…, L), of positions in main memory: 0 up to a position, minus infinity after it."""
     length = up(max(int(position.max()) + 1, SHORTEST), ALIGNED)  # torch computes tiny products without BLAS
-    return torch.zeros(*position.shape, length).masked_fill_(torch.arange(length) > position[..., None], -torch.inf)
+    mask = torch.zeros(*position.shape, length)
+    return mask.masked_fill_(torch.arange(length) > position[..., None], -torch.inf).to(device)
 
 
-def _in_place(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
+def _in_place(chunks: Sequence[tuple[int, Chunk]], nowhere: int, device: torch.device) -> Rows:
     """Single tokens: all slots up to their last one."""
     span = 1 + max(chunk.slot for _, chunk in chunks)
     tokens, position = [nowhere] * span, [0] * span
     for first, chunk in chunks:
         tokens[chunk.slot], position[chunk.slot] = first, chunk.start
-    return Rows(slice(0, span), torch.tensor([tokens]), _causal_mask(torch.tensor([position]))[:, :, None])
+    mask = _causal_mask(torch.tensor([position]), device)[:, :, None]
+    return Rows(slice(0, span), torch.tensor([tokens], device=device), mask)
 
 
 def _together(chunks: Sequence[tuple[int, Chunk]], heads: int) -> bool:
@@ -247,7 +240,7 @@ def _together(chunks: Sequence[tuple[int, Chunk]], heads: int) -> bool:
     return longest < len(chunks) * heads and longest * len(chunks) * most < TOGETHER
 
 
-def _gathered(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
+def _gathered(chunks: Sequence[tuple[int, Chunk]], nowhere: int, device: torch.device) -> Rows:
     """Prompts, token by token; their slots are copied."""
     longest = max(len(chunk.ids) for _, chunk in chunks)
     tokens = [
@@ -256,14 +249,15 @@ def _gathered(chunks: Sequence[tuple[int, Chunk]], nowhere: int) -> Rows:
     starts = torch.tensor([chunk.start for _, chunk in chunks])
     lengths = torch.tensor([len(chunk.ids) for _, chunk in chunks])
     position_PS = starts + torch.minimum(torch.arange(longest)[:, None], lengths - 1)
-    slots = torch.tensor([chunk.slot for _, chunk in chunks])
-    return Rows(slots, torch.tensor(tokens).T.contiguous(), _causal_mask(position_PS)[:, :, None])
+    slots = torch.tensor([chunk.slot for _, chunk in chunks], device=device)
+    tokens_PS = torch.tensor(tokens, device=device).T.contiguous()
+    return Rows(slots, tokens_PS, _causal_mask(position_PS, device)[:, :, None])
 
 
-def _blocks(first: int, chunk: Chunk) -> Iterator[Block]:
+def _blocks(first: int, chunk: Chunk, device: torch.device) -> Iterator[Block]:
     for done in range(0, len(chunk.ids), BLOCK):
         positions = torch.arange(chunk.start + done, chunk.start + min(done + BLOCK, len(chunk.ids)))
-        yield Block(chunk.slot, first + done, _causal_mask(positions)[:, None])
+        yield Block(chunk.slot, first + done, _causal_mask(positions, device)[:, None])
 
 
 def attention(

@@ -28,7 +28,7 @@ from condensegrpo.storage.media import MediaFolder
 from condensegrpo.vision.processor import load_picture_processor
 
 if TYPE_CHECKING:
-    from condensegrpo.samplers.decoding import BatchRow, ContinuousBatch
+    from condensegrpo.samplers.decoding import DrawnReply
     from condensegrpo.samplers.seeing import SeenPrompt
 
 V = TypeVar("V")
@@ -47,7 +47,7 @@ class TransformersSampler(Sampler):
     Keys and values of a trajectory's last reply are kept until new weights come: a prompt that continues it computes
     only what is new. In fp32 on a CPU (MKL) a reply has the same bits whatever else is sampled and whenever; elsewhere
     it is the same up to rounding. Models with other states than keys and values of all tokens are generated in padded
-    batches (``sample_batch``), where a reply is also the same up to rounding.
+    batches (``PaddedBatch``), where a reply is also the same up to rounding.
 
     The model folder's own generation defaults (top-k, repetition penalty, …) are ignored: log-probabilities are those
     of softmax(logits / temperature), the distribution that tokens are drawn from. One instance serves one event loop at
@@ -92,24 +92,25 @@ class TransformersSampler(Sampler):
             drive=_in_batches(self._attended_batch),
             failure=partial(_failure, "capturing attention in a batch of {} queries"),
         )
-        from condensegrpo.samplers.decoding import ContinuousBatch, supports  # import transformers
+        from condensegrpo.samplers.decoding import ContinuousBatch, PaddedBatch, supports  # import transformers
         from condensegrpo.samplers.seeing import Sight  # likewise
 
-        processor = None if media is None else load_picture_processor(model_path, media)
+        self._continuous = supports(self._model)
+        processor = load_picture_processor(model_path, media) if media is not None and self._continuous else None
         self._sight = None if processor is None else Sight(self._model, processor)  # None: there are no pictures
-        self._decoder: ContinuousBatch | None = None  # the model is not supported
-        if supports(self._model):
+        self._decoder: ContinuousBatch | PaddedBatch = PaddedBatch(self._model, decode=self._decode)
+        if self._continuous:
             self._decoder = ContinuousBatch(self._model, most=max_batch, decode=self._decode, sight=self._sight)
-        self._rows: dict[BatchRow, QueuedRequest[_Prompt, Generation]] = {}  # of the decoder
+        self._rows: dict[DrawnReply, QueuedRequest[_Prompt, Generation]] = {}  # of the decoder
         self._replies: RequestQueue[_Prompt, Generation] = batches(
-            drive=self._draw if self._decoder is None else partial(self._step, self._decoder),
-            settle=self._decoder is None,
+            drive=self._step,
+            settle=not self._continuous,
             failure=partial(_failure, "generating a batch of {} replies"),
         )
 
     def describe(self) -> str:
         """How replies are sampled, which depends on the model."""
-        if self._decoder is None:
+        if not self._continuous:
             kind = self._model.config.model_type
             return f"transformers: padded batches, as keys and values of models of type {kind!r} are not kept"
         return "transformers: replies join and leave the batch between tokens; keys and values are kept between turns"
@@ -174,7 +175,7 @@ class TransformersSampler(Sampler):
         """The pictures of a prompt, read and prepared in a thread."""
         if not media:
             return None
-        if self._sight is None or self._decoder is None:
+        if self._sight is None:
             raise SamplerError(
                 f"sampling a reply to a prompt with pictures: models of type {self._model.config.model_type!r} are not "
                 f"shown any, or the sampler was given no folder of media. docs/how-to/train-with-pictures.md lists the "
@@ -187,38 +188,23 @@ class TransformersSampler(Sampler):
         self._rows.clear()
         if self._sight is not None:
             self._sight.clear()
-        if self._decoder is not None:
-            self._decoder.clear()
+        self._decoder.clear()
 
     def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         limit = f"{self._model_path} has {self._positions} positions"
         check_request(prompt_ids, params, room=self._positions, limit=limit, longer="use a longer model")
 
-    def _step(
-        self, decoder: "ContinuousBatch", requests: Sequence[QueuedRequest[_Prompt, Generation]]
-    ) -> Outcomes[_Prompt, Generation]:
-        """Driver: one forward pass, which the requests join."""
+    def _step(self, requests: Sequence[QueuedRequest[_Prompt, Generation]]) -> Outcomes[_Prompt, Generation]:
+        """Driver: one forward pass, which the requests join, or one padded batch."""
         try:
             for request in requests:
                 prompt, params, seen = request.value
-                self._rows[decoder.join(prompt, params, abandoned=request.abandoned, seen=seen)] = request
-            return [(self._rows.pop(row), generation) for row, generation in decoder.step()]
+                row = self._decoder.join(prompt, params, abandoned=request.abandoned, seen=seen)
+                self._rows[row] = request
+            return [(self._rows.pop(row), generation) for row, generation in self._decoder.step()]
         except Exception:
             self._free()
             raise
-
-    def _draw(self, batch: Sequence[QueuedRequest[_Prompt, Generation]]) -> Outcomes[_Prompt, Generation]:
-        """Driver: one padded batch."""
-        from condensegrpo.samplers.decoding import sample_batch  # imports transformers, which a dry run does not need
-
-        generations = sample_batch(
-            self._model,
-            [request.value[0] for request in batch],
-            [request.value[1] for request in batch],
-            decode=self._decode,
-            abandoned=lambda: all(request.abandoned() for request in batch),
-        )
-        return zip(batch, generations, strict=True)
 
     def _measured_batch(self, pairs: Sequence[_Pair]) -> list[Sequence[float]]:
         """Log-probabilities, in passes that fit."""

@@ -62,9 +62,9 @@ class ServerClient(HttpClient):
             return False
         return status == 200
 
-    async def describe(self) -> Description:
-        """The model and settings of the server; all its workers report the same."""
-        reply = await self._rpc("condensegrpo_describe", seconds=SHORT_SECONDS)
+    async def describe(self, seconds: float) -> Description:
+        """The model and settings of the server; all its workers report the same, after the step that they compute."""
+        reply = await self._rpc("condensegrpo_describe", seconds=seconds)
         description = Description(**reply["results"][0])
         self._engines = description.engines
         return description

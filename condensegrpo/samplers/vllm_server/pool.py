@@ -140,10 +140,10 @@ class Replica:
 
     async def _join(self) -> None:
         await self._until_healthy()
-        description = await self.client.describe()
+        now, seconds = asyncio.get_running_loop().time, self.pool.start_seconds
+        description = await self.client.describe(seconds)
         self._check(description)
         self.joins += 1
-        now, seconds = asyncio.get_running_loop().time, self.pool.start_seconds
         deadline = now() + seconds
         while (label := await self.client.weights_label()) != (weights := self.pool.weights).label:
             base = weights.needs_base(label)
@@ -154,7 +154,7 @@ class Replica:
                     f"folder to load them from: it gets the next ones. Where servers may be lost, set "
                     f"server.weights=folder."
                 )
-            if self.pool.restores:
+            if self.pool.gives_weights:
                 try:
                     await self._load(weights, base=base)
                 except SamplerError:
@@ -217,7 +217,7 @@ class ReplicaPool:
     token: str = field(repr=False)
     shape: Mapping[str, str]  # of the model that each must serve, see ``server.shape_of``
     start_seconds: float  # time limit of a start, and of loading weights
-    restores: bool = True  # a server that lost the weights gets them from here; False: from the first rank of several
+    gives_weights: bool = True  # updates and lost weights come from here; False: from the first rank of several
     client: Callable[[str, str], ServerClient] = ServerClient  # makes the calls of a server, of its URL and the token
     replicas: tuple[Replica, ...] = field(default=(), init=False)
     _home: dict[str, Replica] = field(default_factory=dict, init=False)  # of each trajectory since the last weights

@@ -110,9 +110,7 @@ class FolderPublisher:
     dtype: torch.dtype
     nbytes: int  # of one update
     writer: int = 0  # the rank whose folder this rank's servers load
-    loads: bool = True  # this rank has its pool load; False: another rank does, with the same servers
     lora: LoraSettings | None = None  # updates bring adapters; None: all weights
-    base: str | None = None  # the folder of the weights below adapters; None: those that the servers start with
     free: Callable[[Path], int] = free_bytes
 
     @property
@@ -129,13 +127,13 @@ class FolderPublisher:
         Servers may still sample while weights are written, not while they are loaded. Every rank must call both, and
         every rank raises what one of them raised.
         """
-        write = partial(self._write, named_tensors, label)
+        write = partial(self._write, named_tensors, label, pool.weights.folder)
         weights = on_ranks(write if self._writes else None, named_tensors)[self.writer]
         assert weights is not None  # that rank writes, or all ranks raise
 
         def load() -> None:
             try:
-                on_ranks(partial(self.loop.run, pool.load(weights)) if self.loads else None)
+                on_ranks(partial(self.loop.run, pool.load(weights)) if pool.gives_weights else None)
                 pool.hold(weights)
             finally:
                 self._keep_only(pool.weights)
@@ -147,7 +145,7 @@ class FolderPublisher:
         if self._writes:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _write(self, named_tensors: Tensors, label: str) -> WeightsLabel:
+    def _write(self, named_tensors: Tensors, label: str, base: str | None) -> WeightsLabel:
         # two updates lie there for a moment: the first must leave room for the second
         check_room(self.folder, (1 if self.folder.is_dir() else 2) * self.nbytes, self.free)
         folder = self.folder.resolve() / secrets.token_hex(8)
@@ -155,7 +153,7 @@ class FolderPublisher:
             write_weights(folder, named_tensors, self.dtype)
             return WeightsLabel(label=label, folder=str(folder))
         write_adapters(folder, named_tensors, self.lora)
-        return WeightsLabel(label=label, folder=self.base, adapters=str(folder))
+        return WeightsLabel(label=label, folder=base, adapters=str(folder))
 
     def _keep_only(self, weights: WeightsLabel) -> None:
         for path in self.folder.resolve().iterdir() if self._writes else ():
@@ -217,7 +215,6 @@ class NcclPublisher:
     _: KW_ONLY
     seconds: float  # time limit of each call
     dtype: torch.dtype
-    sends: bool = True  # False: another rank sends to the same servers
     join: Callable[[Mapping[str, object]], WeightBroadcast] = WeightBroadcast.join
     part_bytes: int = PART_BYTES  # sent at once; a larger tensor is sent alone
     _wire: WeightBroadcast | None = field(default=None, init=False)
@@ -230,7 +227,8 @@ class NcclPublisher:
         """
 
         def update() -> None:
-            on_ranks(partial(self._publish, pool, named_tensors, label) if self.sends else None, named_tensors)
+            send = partial(self._publish, pool, named_tensors, label)
+            on_ranks(send if pool.gives_weights else None, named_tensors)
             pool.hold(WeightsLabel(label=label, folder=None))
 
         return update

@@ -46,7 +46,51 @@ Publisher = FolderPublisher | NcclPublisher
 SERVER, REQUESTS = ServerSettings(), RequestSettings()
 
 
-class VllmServerSampler(Sampler):
+class _Servers(Sampler):
+    """Samples from the servers of a pool, which runs in a loop of its own."""
+
+    def __init__(self, pool: ReplicaPool) -> None:
+        self._pool, self._loop, self._in_flight = pool, BackgroundLoop("vllm-servers"), 0
+
+    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """One reply to one prompt, by the server of its trajectory, or by another where that one is gone."""
+        if not self._pool.replicas:
+            raise SamplerError("sampling a reply: the sampler was closed")
+        check_request(prompt_ids, params, room=self._pool.room)
+        self._in_flight += 1
+        try:
+            return await self._loop.call(self._pool.sample(prompt_ids, params))
+        finally:
+            self._in_flight -= 1
+
+    def close(self) -> None:
+        """End the processes of the pool and all connections. May be called twice; later requests fail."""
+        if self._pool.replicas:
+            self._loop.run(self._pool.close())
+        self._loop.close()
+
+
+class VllmClient(_Servers):
+    """Samples from the servers of a sampler in another process, which gives them the weights."""
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        pools: Callable[..., ReplicaPool],
+        urls: Sequence[str],
+        weights: WeightsLabel,
+        version: int,
+        media: MediaFolder | None,
+    ) -> None:
+        """Connect; ``pools`` makes the pool, and ``weights`` have the version ``version``."""
+        self.version = version
+        client = partial(ServerClient, pictures=picture_prompts(model_path, media))
+        super().__init__(pools(weights=weights, gives_weights=False, client=client))
+        self._loop.run(self._pool.connect(urls))
+
+
+class VllmServerSampler(_Servers):
     """Samples from one or more vLLM servers; every trajectory stays with one of them, where its prefix is cached."""
 
     def __init__(
@@ -84,13 +128,11 @@ class VllmServerSampler(Sampler):
         urls = _distinct(urls) if urls_file is None else from_first(_read_urls(urls_file))
         self._run = from_first(secrets.token_hex(4))  # of this run: no server holds these weights already
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
-        self._in_flight = 0
         self._shared = bool(urls)
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # None: the system's default
         self._home = Path(tempfile.mkdtemp(prefix="condensegrpo-servers-", dir=memory))
         self._remove = weakref.finalize(self, shutil.rmtree, self._home, ignore_errors=True)
         self._expected = ExpectedWeights(model_path)
-        self._loop = BackgroundLoop("vllm-servers")
         self._publisher: Publisher | None = None
         first = WeightsLabel(label=STARTED_WITH, folder=None)
         if urls and Path(model_path).is_dir():  # of a Hub id it is only known whether a server was updated since
@@ -101,7 +143,7 @@ class VllmServerSampler(Sampler):
         pools = partial(ReplicaPool, requests=requests, token=token, shape=shape, start_seconds=seconds)
         self._client = partial(VllmClient, model_path, pools=pools, media=media)
         client = partial(ServerClient, pictures=picture_prompts(model_path, media))
-        self._pool = pools(weights=first, restores=not self._shared or rank() == 0, client=client)
+        super().__init__(pools(weights=first, gives_weights=not self._shared or rank() == 0, client=client))
         model = ServedModel(path=model_path, dtype=dtype, max_model_len=max_model_len, lora=lora)
         devices = () if urls else devices_of(server, replicas)  # of the servers to start
         processes = [
@@ -112,7 +154,7 @@ class VllmServerSampler(Sampler):
             self._loop.run(self._pool.open([*zip(urls, repeat(None)), *((each.url, each) for each in processes)]))
             self._lora = self._native(lora, dtype, server)  # None: updates bring all weights
             self.takes_adapters = self._lora is not None
-            self._publisher = self._open_publisher(server, DTYPES[dtype], first.folder)
+            self._publisher = self._open_publisher(server, DTYPES[dtype])
             if self._shared and rank() == 0 and isinstance(self._publisher, FolderPublisher):
                 self._loop.run(self._pool.watch())
         except BaseException:
@@ -140,17 +182,6 @@ class VllmServerSampler(Sampler):
             raise ValueError("server.weights='nccl': NCCL needs a GPU, and there is none; use weights=folder")
         if not urls:
             check_vllm_installed()
-
-    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply to one prompt, by the server of its trajectory, or by another where that one is gone."""
-        if not self._pool.replicas:
-            raise SamplerError("sampling a reply: the sampler was closed")
-        check_request(prompt_ids, params, room=self._pool.room)
-        self._in_flight += 1
-        try:
-            return await self._loop.call(self._pool.sample(prompt_ids, params))
-        finally:
-            self._in_flight -= 1
 
     def client(self) -> "Callable[[], VllmClient]":
         """A call that opens a client of the servers in another process, for the weights in use now."""
@@ -219,11 +250,10 @@ class VllmServerSampler(Sampler):
 
         return lora if native_rank(lora, dtype=dtype, unsupported=unsupported) is not None else None
 
-    def _open_publisher(self, server: ServerSettings, kind: torch.dtype, base: str | None) -> Publisher:
+    def _open_publisher(self, server: ServerSettings, kind: torch.dtype) -> Publisher:
         """Every rank must call it."""
-        loads = not self._shared or rank() == 0
         if server.weights == NCCL:
-            return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind, sends=loads)
+            return NcclPublisher(self._loop, seconds=server.start_seconds, dtype=kind)
         all_ranks = machines()
         writer = 0 if self._shared else all_ranks.index(all_ranks[rank()])
         weights = self._home if server.weights == TEMPORARY else Path(server.weights)
@@ -233,9 +263,7 @@ class VllmServerSampler(Sampler):
             dtype=kind,
             nbytes=self._expected.check(self._lora).nbytes(kind),
             writer=writer,
-            loads=loads,
             lora=self._lora,
-            base=base,
         )
         publisher.check_room()
         return publisher
@@ -245,43 +273,10 @@ class VllmServerSampler(Sampler):
         publisher, self._publisher = self._publisher, None
         if isinstance(publisher, NcclPublisher):
             publisher.close()
-        if self._pool.replicas:
-            self._loop.run(self._pool.close())
+        super().close()
         if isinstance(publisher, FolderPublisher):
             publisher.close()
-        self._loop.close()
         self._remove()
-
-
-class VllmClient(Sampler):
-    """Samples from the servers of a sampler in another process, which gives them the weights."""
-
-    def __init__(
-        self,
-        model_path: str,
-        *,
-        pools: Callable[..., ReplicaPool],
-        urls: Sequence[str],
-        weights: WeightsLabel,
-        version: int,
-        media: MediaFolder | None,
-    ) -> None:
-        """Connect; ``pools`` makes the pool, and ``weights`` have the version ``version``."""
-        self.version = version
-        self._loop = BackgroundLoop("vllm-client")
-        client = partial(ServerClient, pictures=picture_prompts(model_path, media))
-        self._pool = pools(weights=weights, restores=False, client=client)
-        self._loop.run(self._pool.connect(urls))
-
-    async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """One reply to one prompt; see ``VllmServerSampler``."""
-        check_request(prompt_ids, params, room=self._pool.room)
-        return await self._loop.call(self._pool.sample(prompt_ids, params))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._loop.run(self._pool.close())
-        self._loop.close()
 
 
 def _read_urls(file: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from condensegrpo.core.process import postpone_collections, resume_collections
 from condensegrpo.core.process_guard import run_supervised
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PretrainedConfig
 
 TOKEN_VARIABLE = "VLLM_API_KEY"  # vLLM's own variable; a command line would be visible to every user of the machine
@@ -138,26 +137,18 @@ class ServedWeights:
 
     def condensegrpo_load(self, folder: str) -> None:
         """Load all weights of a checkpoint from the safetensors files of a folder."""
-        files = sorted(Path(folder).glob("*.safetensors"))
+        files = [str(file) for file in sorted(Path(folder).glob("*.safetensors"))]
         if not files:
             raise FileNotFoundError(
                 f"loading weights from {folder}: this server sees no safetensors file there. Learner and servers must "
                 f"share the folder: set sampler.options.server.weights to one that both see."
             )
+        from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
+
         from condensegrpo.samplers.vllm.weights import repack_heads
 
-        self.reload_weights(weights_iterator=_tensors(files))
+        self.reload_weights(weights_iterator=safetensors_weights_iterator(files, use_tqdm_on_load=False))
         repack_heads(self.model_runner.get_model())
-
-
-def _tensors(files: list[Path]) -> Iterator[tuple[str, "Tensor"]]:
-    """Every tensor of some safetensors files, one at a time."""
-    from safetensors import safe_open
-
-    for path in files:
-        with safe_open(str(path), framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  not a mapping
-                yield name, opened.get_tensor(name)
 
 
 if __name__ == "__main__":
