@@ -83,6 +83,7 @@ def test_a_busy_or_failing_server_is_asked_again(monkeypatch: pytest.MonkeyPatch
         (Behaviour(seconds=2), r"no answer within 0\.5 seconds"),
         (Behaviour(body=b'{"choices": ['), "wanted a JSON object"),
         (Behaviour(body=b"[1]"), "wanted a JSON object"),
+        (Behaviour(body=b""), "holds no completion"),
         (Behaviour(body=b'{"choices": []}'), "holds no completion"),
         (Behaviour(body=b'{"choices": [{"text": "x", "finish_reason": "stop"}]}'), "sampler.name=openai_chat"),
         (Behaviour(body=exact([7, 8], [-1.0])), "no token_ids with their logprobs"),
@@ -118,10 +119,12 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
         sample(url)
 
 
-def test_open_requests_are_bounded() -> None:
+def test_open_requests_are_bounded_in_any_event_loop() -> None:
     behaviour = Behaviour(body=exact([7], [-1.0]), meeting=threading.Barrier(2))
     with endpoint(behaviour) as url:
-        together(OpenAISampler(url, "big", concurrency=2), [((5,), PARAMS)] * 8)
+        sampler = OpenAISampler(url, "big", concurrency=2)
+        for _ in range(2):  # every step of a run has its own event loop
+            together(sampler, [((5,), PARAMS)] * 8)
     assert behaviour.most_at_once == 2
 
 

@@ -272,9 +272,6 @@ def test_a_missing_model_and_invalid_options_are_refused_by_name(tmp_path: Path)
             build_plugin("samplers", "transformers", {"model_path": str(tmp_path), **option})
 
 
-# --- queue ------------------------------------------------------------------------------------------------------------
-
-
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 

@@ -118,21 +118,6 @@ def test_logprobs_are_those_of_the_learner_whatever_the_folder_says(
     assert worst_gap(sampler, policy, temperature) < 1e-4
 
 
-def test_a_reply_does_not_depend_on_its_batch(sampler: VllmServerSampler) -> None:
-    asked = [(prompt, params(seed=7)) for prompt in PROMPTS]
-    for one, batched in zip(asked, together(sampler, asked), strict=True):
-        assert together(sampler, [one])[0].token_ids == batched.token_ids
-
-
-def test_only_the_requests_stop_ids_end_a_reply_and_are_kept(sampler: VllmServerSampler) -> None:
-    (free,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24))])
-    assert (free.finish, len(free.token_ids)) == (FinishReason.LENGTH, 24)
-    stop = free.token_ids[4]
-    (stopped,) = together(sampler, [((5, 6, 7), params(seed=3, max_tokens=24, stop_ids=(stop,)))])
-    assert stopped.finish is FinishReason.STOP
-    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
-
-
 def test_the_token_that_completes_a_stop_string_is_kept(sampler: VllmServerSampler) -> None:
     (free,) = together(sampler, [((5, 6, 7), params(seed=3))])
     text = f"w{free.token_ids[2]}w{free.token_ids[3]}"
