@@ -26,7 +26,7 @@ STARTED_WITH = "default"  # vLLM's label for the weights that a server was start
 class WeightsLabel(NamedTuple):
     """The weights that every reply must come from."""
 
-    label: str  # run:version
+    label: str  # run:update:version, another one with every update
     folder: str | None  # that servers load them from; None: they started with them, or received them over NCCL
     adapters: str | None = None  # the PEFT folder of what comes beside the weights
 

@@ -126,7 +126,7 @@ class VllmServerSampler(_Servers):
         self.check_options(urls=urls, urls_file=urls_file, replicas=replicas, server=server)
         self._urls_file = urls_file
         urls = _distinct(urls) if urls_file is None else from_first(_read_urls(urls_file))
-        self._run = from_first(secrets.token_hex(4))  # of this run: no server holds these weights already
+        self._run, self._updates = from_first(secrets.token_hex(4)), 0  # no server holds weights of this run already
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._shared = bool(urls)
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # None: the system's default
@@ -207,7 +207,8 @@ class VllmServerSampler(_Servers):
             raise SamplerError(f"updating the servers' weights to version {version}: the sampler was closed")
         servers = self._servers_of_file()
         checked = self._expected.check(self._lora).passed(named_tensors)
-        publish = self._publisher.stage(self._pool, checked, f"{self._run}:{version}")
+        self._updates += 1  # a version may come twice, with other weights
+        publish = self._publisher.stage(self._pool, checked, f"{self._run}:{self._updates}:{version}")
 
         def update() -> None:
             self._check_idle(version)
