@@ -219,6 +219,24 @@ def test_a_restarted_server_gets_the_weights_before_it_serves(folder: str, shape
         assert new.loaded == server.loaded[-1:]
 
 
+def test_requests_go_to_the_first_server_that_comes_back_where_all_were_lost(
+    folder: str, shape: dict[str, str]
+) -> None:
+    """Half of them waited ten minutes for the one that did not."""
+    with ExitStack() as stack:
+        contexts = [serving(StandIn(shape)) for _ in range(2)]
+        servers = [context.__enter__() for context in contexts]
+        sampler = stack.enter_context(sampling(folder, *servers, seconds=240))
+        ask_all(sampler, 8)
+        for context in contexts:
+            context.__exit__(None, None, None)
+        back = stack.enter_context(serving(StandIn(shape), port=int(servers[1].url.rpartition(":")[2])))
+        began = time.monotonic()
+        ask_all(sampler, 8)
+        assert time.monotonic() - began < 120
+        assert len(set(back.prompts)) == 8
+
+
 def test_a_trajectory_stays_with_one_engine_of_a_data_parallel_server(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape, engines=2)) as server, sampling(folder, server) as sampler:
         ask_all(sampler, 16)

@@ -53,7 +53,7 @@ class IpcPublisher(NcclPublisher):
             """With the token and the time limits of the sampler's client."""
 
             def _post(self, path: str, json: Any = None) -> None:  # noqa: ANN401  as vLLM's
-                loop.run(client.transfer(path, json, seconds))
+                loop.run(client.call("POST", f"/{path}", json, seconds))
 
         return IPCTrainerWeightTransferEngine.trainer_init(
             IPCTrainerInitInfo(packed=True), client=Client(""), source=()

@@ -98,15 +98,15 @@ class HttpClient:
         await self._session.close()
 
 
-async def retried(call: Callable[[int], Awaitable[T]], *, retries: int, pause: float) -> T:
+async def retried(call: Callable[[], Awaitable[T]], *, retries: int, pause: float) -> T:
     """The result of the first attempt that does not raise ``ServerUnreachable``; SamplerError if all do.
 
-    ``call`` gets the number of the attempt, from 0; ``pause`` is doubled from each retry to the next, in seconds.
+    ``pause`` is doubled from each retry to the next, in seconds.
     """
     attempt = 0
     while True:
         try:
-            return await call(attempt)
+            return await call()
         except ServerUnreachable as error:
             if not retries:
                 raise SamplerError(str(error)) from error

@@ -117,7 +117,7 @@ class _ServedModel(Sampler):
         try:
             async with slots:
                 return await retried(
-                    lambda _: client.call("POST", route, sent, self.requests.seconds),
+                    lambda: client.call("POST", route, sent, self.requests.seconds),
                     retries=self.requests.retries,
                     pause=PAUSE_SECONDS,
                 )

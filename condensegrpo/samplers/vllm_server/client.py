@@ -96,10 +96,6 @@ class ServerClient(HttpClient):
             await self.call("POST", "/reset_encoder_cache", None, SHORT_SECONDS)
         await self.call("POST", "/update_weight_version", {"new_version": label}, SHORT_SECONDS)
 
-    async def transfer(self, step: str, body: Body, seconds: float) -> None:
-        """One step of vLLM's native weight transfer: ``init_weight_transfer_engine``, ``start_weight_update``, …."""
-        await self.call("POST", f"/{step}", body, seconds)
-
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float, *, adapters: bool = False
     ) -> Reply:

@@ -12,7 +12,7 @@ from condensegrpo.core.errors import SamplerError, ServerUnreachable
 from condensegrpo.core.trajectory import Generation, SamplingParams
 from condensegrpo.samplers.http_client import retried
 from condensegrpo.samplers.vllm.settings import RequestSettings
-from condensegrpo.samplers.vllm_server.client import Description, Reply, ServerClient
+from condensegrpo.samplers.vllm_server.client import Description, ServerClient
 from condensegrpo.samplers.vllm_server.process import ServerProcess
 
 _LOG = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Replica:
             _LOG.warning("the vLLM server %s failed: %s; it is dropped until it answers", self.url, reason)
             self.join("is gone")
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Reply:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, seconds: float) -> Generation:
         """Sample one reply under the current weights; marks the replica as failed where there is none."""
         adapters = self.pool.weights.adapters is not None
         self.under_way += 1
@@ -101,7 +101,7 @@ class Replica:
             reply = await self.client.generate(prompt_ids, params, seconds, adapters=adapters)
             if set(reply.labels) != {(label := self.pool.weights.label)}:
                 raise ServerUnreachable(f"{self.url} sampled with the weights {reply.labels}, not {label}")
-            return reply
+            return reply.generation
         except ServerUnreachable as error:
             self.fail(error)
             raise
@@ -156,7 +156,11 @@ class Replica:
                 )
             if self.pool.gives_weights:
                 try:
-                    await self._load(weights, base=base)
+                    if base:
+                        await self.client.load_weights(str(weights.folder), seconds)
+                    if weights.adapters is not None:
+                        await self.client.load_adapters(weights.adapters, seconds)
+                    await self.client.renew(weights.label)  # last: replies until then are known to be of others
                 except SamplerError:
                     if weights == self.pool.weights:  # else an update removed the folder meanwhile
                         raise
@@ -198,14 +202,6 @@ class Replica:
                 f"checking {self.url}: its log-probabilities are {served.logprobs_mode}, wanted processed_logprobs, "
                 f"those of the distribution sampled from. Start it with condensegrpo serve."
             )
-
-    async def _load(self, weights: WeightsLabel, *, base: bool) -> None:
-        """Have the server load the weights and take their label last: replies until then are known to be of others."""
-        if base:
-            await self.client.load_weights(str(weights.folder), self.pool.start_seconds)
-        if weights.adapters is not None:
-            await self.client.load_adapters(weights.adapters, self.pool.start_seconds)
-        await self.client.renew(weights.label)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -272,9 +268,9 @@ class ReplicaPool:
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """One reply under the current weights, from the trajectory's server or, if that is gone, from another."""
 
-        async def attempt(number: int) -> Generation:
-            replica = await self._pick(params.trajectory, number)
-            return (await replica.generate(prompt_ids, params, self.requests.seconds)).generation
+        async def attempt() -> Generation:
+            replica = await self._pick(params.trajectory)
+            return await replica.generate(prompt_ids, params, self.requests.seconds)
 
         return await retried(attempt, retries=self.requests.retries, pause=PAUSE_SECONDS)
 
@@ -313,28 +309,36 @@ class ReplicaPool:
         replicas, self.replicas = self.replicas, ()
         await asyncio.gather(*(replica.close() for replica in replicas))
 
-    async def _pick(self, trajectory: str, attempt: int) -> Replica:
+    async def _pick(self, trajectory: str) -> Replica:
         """The trajectory's replica: at first, or if that is gone, the ready one with the fewest requests under way.
 
         Equal ones are taken in an order of the trajectory's own: ranks that share servers begin at different ones. If
-        none is ready, the request waits for one.
+        none is ready, the request waits for the first that is.
         """
         home = self._home.get(trajectory)
         if home is not None and home.ready:
             return home
+        while not any(replica.ready for replica in self.replicas):
+            await self._first_joined()
         first = crc32(trajectory.encode()) % len(self.replicas)
         in_order = (*self.replicas[first:], *self.replicas[:first])
-        home = min((each for each in in_order if each.ready), key=lambda each: each.under_way, default=None)
-        if home is None:
-            home = in_order[attempt % len(in_order)]
-            await asyncio.shield(home.join())
+        home = min((each for each in in_order if each.ready), key=lambda each: each.under_way)
         if trajectory:
             self._home[trajectory] = home
         return home
 
+    async def _first_joined(self) -> None:
+        """Wait until the first replica has joined; raises the last error if none does."""
+        joining, errors = {replica.join() for replica in self.replicas}, list[BaseException | None]()
+        while joining and None not in errors:
+            joined, joining = await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+            errors += [task.exception() for task in joined]
+        if None not in errors:
+            raise errors[-1] if errors and errors[-1] else SamplerError("sampling a reply: the sampler was closed")
+
 
 async def _all_joined(replicas: Iterable[Replica]) -> list[BaseException]:
     """The errors of the replicas that join now and fail."""
-    joining = (asyncio.shield(replica.join("did not take the weights")) for replica in replicas)
-    results = await asyncio.gather(*joining, return_exceptions=True)
-    return [result for result in results if isinstance(result, BaseException)]
+    joining = [replica.join("did not take the weights") for replica in replicas]
+    await asyncio.gather(*map(asyncio.shield, joining), return_exceptions=True)
+    return [error for task in joining if (error := task.exception()) is not None]

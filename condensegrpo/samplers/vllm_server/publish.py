@@ -31,6 +31,7 @@ from condensegrpo.core.threads import DaemonThread
 from condensegrpo.learner.devices import on_this_device
 from condensegrpo.learner.ranks import gather, rank
 from condensegrpo.learner.settings import LoraSettings
+from condensegrpo.samplers.http_client import Json
 from condensegrpo.samplers.vllm.weights import free_bytes, new_folder, write_adapters
 from condensegrpo.samplers.vllm_server.pool import Replica, ReplicaPool, WeightsLabel
 from condensegrpo.samplers.vllm_server.process import LOOPBACK, free_port
@@ -256,7 +257,7 @@ class NcclPublisher:
         """Send weights to every server of the group, in their order."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         self._on_all(replicas, "start_weight_update").result()
-        taking: Future[list[None]] | None = None
+        taking: Future[list[Json]] | None = None
         for part in shards(named_tensors, self.dtype, device=device, most=self.part_bytes):
             packed = torch.cat([tensor.flatten().view(torch.uint8) for tensor in part.values()])
             self._wait_until_taken(taking, wire)
@@ -270,7 +271,7 @@ class NcclPublisher:
         self._wait_until_taken(taking, wire)
         self._on_all(replicas, "finish_weight_update").result()
 
-    def _wait_until_taken(self, taking: "Future[list[None]] | None", wire: WeightBroadcast) -> None:
+    def _wait_until_taken(self, taking: "Future[list[Json]] | None", wire: WeightBroadcast) -> None:
         """Wait until the servers have a part and the GPU has sent it, for a bounded time: a peer may have died."""
         if taking is None:
             return
@@ -286,10 +287,13 @@ class NcclPublisher:
 
     def _on_all(
         self, replicas: Sequence[Replica], step: str, bodies: Sequence[Mapping[str, object]] = ()
-    ) -> "Future[list[None]]":
-        """Start a step of the transfer on every server."""
-        pairs = zip_longest(replicas, bodies)  # without bodies: None
-        return self.loop.submit(_gathered(each.client.transfer(step, body, self.seconds) for each, body in pairs))
+    ) -> "Future[list[Json]]":
+        """Start a step of vLLM's native weight transfer on every server: ``start_weight_update``, …."""
+        calls = [
+            each.client.call("POST", f"/{step}", body, self.seconds)
+            for each, body in zip_longest(replicas, bodies)  # without bodies: None
+        ]
+        return self.loop.submit(_gathered(calls))
 
     def _joined(self, replicas: Sequence[Replica]) -> WeightBroadcast:
         """This end of a new group, which the workers of all servers joined in time."""
