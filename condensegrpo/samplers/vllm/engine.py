@@ -36,7 +36,6 @@ from condensegrpo.samplers.vllm.settings import NO_COMPILER, EngineSettings, eng
 from condensegrpo.samplers.vllm.weights import (
     ExpectedWeights,
     NativeAdapters,
-    check_head_size,
     native_rank,
     repack_heads,
     unsupported_by,
@@ -126,11 +125,11 @@ class VllmEngine:
             self._vllm.SamplingParams  # noqa: B018  vllm imports lazily: not in the first request
             self._final = RequestOutputKind.FINAL_ONLY
             use_new_stream()  # after the import: vLLM follows later changes of a thread's stream alone
-            check_head_size(model_path)
+            self._expected.check_head_size()
             # vLLM calls ``vars`` on the objects of all modules; llvmlite's library, which numba loads, has no __dict__
             if (ffi := sys.modules.get("llvmlite.binding.ffi")) is not None:
                 ffi.lib._fntab["__dict__"] = {}  # the library returns a function for any attribute name
-            unsupported = partial(unsupported_by, self._expected.architectures)
+            unsupported = partial(unsupported_by, self._expected.config.architectures or ())
             rank = native_rank(lora, dtype=dtype, unsupported=unsupported)
             self.adapters = None if lora is None or rank is None else NativeAdapters(lora, rank)  # None: merged weights
             try:

@@ -165,14 +165,12 @@ class ExpectedWeights:
         from transformers import AutoConfig
 
         try:
-            config = AutoConfig.from_pretrained(model_path)
-            family = family_of(config.model_type)
+            self.config = AutoConfig.from_pretrained(model_path)
+            family = family_of(self.config.model_type)
             with torch.device("meta"):
-                model: PreTrainedModel = auto_class(config).from_config(config)
+                self._model: PreTrainedModel = auto_class(self.config).from_config(self.config)
         except (OSError, ValueError) as error:
             raise SamplerError.no_model(model_path, error) from error
-        self._model = model  # on the meta device
-        self.architectures: tuple[str, ...] = tuple(config.architectures or ())
         # vLLM keeps memory free for all that a prompt may show
         self.unused_media = {"video": 0} if family is not None and family.three_axes else {}
 
@@ -180,24 +178,22 @@ class ExpectedWeights:
         """A new check of one update of all weights, or of adapters alone."""
         return UpdateCheck.of(self._model) if lora is None else adapter_check(self._model, lora)
 
+    def check_head_size(self) -> None:
+        """Check that vLLM has a kernel for the attention on this device: without one it dies in its first step."""
+        if torch.cuda.is_available():
+            return
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-def check_head_size(model_path: str) -> None:
-    """Check that vLLM has a kernel for the model's attention on this device: without one it dies in its first step."""
-    if torch.cuda.is_available():
-        return
-    from transformers import AutoConfig
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    text = AutoConfig.from_pretrained(model_path).get_text_config().to_dict()
-    width, heads = text.get("hidden_size"), text.get("num_attention_heads")
-    size = text.get("head_dim") or (width // heads if width and heads else None)
-    known = CPUAttentionBackend.get_supported_head_sizes()
-    if size is not None and size not in known:
-        raise SamplerError(
-            f"starting vLLM on a CPU: the model's attention heads have {size} dimensions, and it has kernels for "
-            f"{', '.join(map(str, known))}. A new model has hidden_size/heads of them: change model.new.heads, or set "
-            f"sampler.name=transformers."
-        )
+        text = self.config.get_text_config().to_dict()
+        width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+        size = text.get("head_dim") or (width // heads if width and heads else None)
+        known = CPUAttentionBackend.get_supported_head_sizes()
+        if size is not None and size not in known:
+            raise SamplerError(
+                f"starting vLLM on a CPU: the model's attention heads have {size} dimensions, and it has kernels for "
+                f"{', '.join(map(str, known))}. A new model has hidden_size/heads of them: change model.new.heads, or "
+                f"set sampler.name=transformers."
+            )
 
 
 def repack_heads(model: torch.nn.Module) -> None:

@@ -21,7 +21,6 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge
-from transformers import AutoConfig
 
 from condensegrpo.core.background_loop import BackgroundLoop
 from condensegrpo.core.errors import SamplerError
@@ -125,7 +124,7 @@ class VllmServerSampler(_Servers):
         """
         self.check_options(urls=urls, urls_file=urls_file, replicas=replicas, server=server)
         self._urls_file = urls_file
-        urls = _distinct(urls) if urls_file is None else from_first(_read_urls(urls_file))
+        urls = from_first(_addresses(urls, urls_file))
         self._run, self._updates = from_first(secrets.token_hex(4)), 0  # no server holds weights of this run already
         self.version = trained_steps(model_path) or 0  # the optimiser step whose weights are in use
         self._shared = bool(urls)
@@ -138,8 +137,7 @@ class VllmServerSampler(_Servers):
         if urls and Path(model_path).is_dir():  # of a Hub id it is only known whether a server was updated since
             first = WeightsLabel(label=f"{self._run}:start", folder=str(Path(model_path).resolve()))
         token = os.environ.get(TOKEN_VARIABLE, "") if urls else secrets.token_urlsafe(24)
-        shape = shape_of(AutoConfig.from_pretrained(model_path))
-        seconds = server.start_seconds
+        shape, seconds = shape_of(self._expected.config), server.start_seconds
         pools = partial(ReplicaPool, requests=requests, token=token, shape=shape, start_seconds=seconds)
         self._client = partial(VllmClient, model_path, pools=pools, media=media)
         client = partial(ServerClient, pictures=picture_prompts(model_path, media))
@@ -173,9 +171,7 @@ class VllmServerSampler(_Servers):
         """Check combinations of options without a model."""
         if urls and urls_file is not None:
             raise ValueError(f"urls={list(urls)} and urls_file={urls_file}: wanted one of them")
-        urls = urls if urls_file is None else _read_urls(urls_file)
-        if not all(url.startswith(("http://", "https://")) for url in urls):
-            raise ValueError(f"urls={list(urls)}: wanted addresses such as http://10.0.0.5:8000")
+        urls = _addresses(urls, urls_file)
         if server.devices and len(server.devices) != replicas:
             raise ValueError(f"server.devices={list(server.devices)}: wanted one for each of {replicas} replicas")
         if server.weights == NCCL and not torch.cuda.is_available():
@@ -226,7 +222,7 @@ class VllmServerSampler(_Servers):
         found = None
         if rank() == 0:
             try:
-                found = _read_urls(self._urls_file)
+                found = _addresses((), self._urls_file)
             except ValueError as error:  # such as a file that is being written
                 _LOG.warning("%s; the run keeps its servers", error)
         return from_first(found)
@@ -280,17 +276,15 @@ class VllmServerSampler(_Servers):
         self._remove()
 
 
-def _read_urls(file: str) -> tuple[str, ...]:
-    """The URLs of a file, without those that are there twice."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").split()
-    except OSError as error:
-        raise ValueError(f"urls_file={file}: {error.strerror}") from error
-    if not lines or not all(url.startswith(("http://", "https://")) for url in lines):
-        raise ValueError(f"urls_file={file}: found {lines}, wanted an address such as http://10.0.0.5:8000 a line")
-    return _distinct(lines)
-
-
-def _distinct(urls: Sequence[str]) -> tuple[str, ...]:
-    """URLs, each once: a server that is named twice would get two requests where others get one."""
-    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+def _addresses(urls: Sequence[str], file: str | None) -> tuple[str, ...]:
+    """The URLs of a list or a file, each once: a server that is named twice would get two requests at a time."""
+    found = list(urls)
+    if file is not None:
+        try:
+            found = Path(file).read_text(encoding="utf-8").split()
+        except OSError as error:
+            raise ValueError(f"urls_file={file}: {error.strerror}") from error
+    if not all(url.startswith(("http://", "https://")) for url in found) or (file is not None and not found):
+        option = "urls" if file is None else f"urls_file={file}"
+        raise ValueError(f"{option}: found {found}, wanted addresses such as http://10.0.0.5:8000")
+    return tuple(dict.fromkeys(url.rstrip("/") for url in found))

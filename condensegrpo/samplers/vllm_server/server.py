@@ -58,14 +58,13 @@ def _serve() -> None:
     postpone_collections()
     if "--model" in sys.argv:
         from condensegrpo.core.errors import SamplerError
-        from condensegrpo.samplers.vllm.weights import ExpectedWeights, check_head_size
+        from condensegrpo.samplers.vllm.weights import ExpectedWeights
 
-        model = sys.argv[sys.argv.index("--model") + 1]
         try:
-            unused = ExpectedWeights(model).unused_media
-            check_head_size(model)  # imports vLLM, which takes seconds
-            if unused:
-                sys.argv[1:1] = ["--limit-mm-per-prompt", json.dumps(unused)]
+            expected = ExpectedWeights(sys.argv[sys.argv.index("--model") + 1])
+            expected.check_head_size()  # imports vLLM, which takes seconds
+            if expected.unused_media:
+                sys.argv[1:1] = ["--limit-mm-per-prompt", json.dumps(expected.unused_media)]
         except SamplerError as error:
             sys.exit(f"error: {error}")
     from vllm.entrypoints.launchers.api_server.entry import main as serve
