@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -152,29 +152,6 @@ def test_the_oracle_scores_what_the_output_loses_without_a_unit(sampler: Transfo
     newest = past.add(Unit(turn=2, reply=Message(role="assistant", content="x")))
     (scores,) = asyncio.run(LeaveOneOut(sampler, renderer).score([newest], 1))
     assert list(scores) == pytest.approx([*(max(value, 0.0) for value in found), 0.0], abs=1e-5)
-
-
-def test_the_oracle_measures_a_history_once_for_each_version_of_the_weights(sampler: TransformersSampler) -> None:
-    """The condenser scores the histories of earlier turns again in every turn."""
-
-    class Oracle:
-        version, measured = 0, 0
-
-        async def score(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Sequence[float]:
-            self.measured += 1
-            return await sampler.score(prompt_ids, output_ids)
-
-    model, past = Oracle(), History(pinned=(Message(role="user", content="which?"),))
-    for turn in range(3):
-        past = past.add(Unit(turn=turn, reply=Message(role="assistant", content=f"hello {turn}")))
-    scorer = LeaveOneOut(model, Renderer(tokenizer()))
-    first, sibling = asyncio.run(scorer.score([past, replace(past)], 1))
-    assert (first, model.measured) == (sibling, 3), "with both older units, and without each"
-    assert asyncio.run(scorer.score([past], 1)) == [first]
-    assert model.measured == 3
-    model.version = 1
-    asyncio.run(scorer.score([past], 1))
-    assert model.measured == 6
 
 
 # --- what is refused before anything is loaded ------------------------------------------------------------------------

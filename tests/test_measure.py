@@ -47,16 +47,6 @@ def test_a_sampled_reply_measures_as_its_own_logprobs(sampler: TransformersSampl
     assert measured == pytest.approx(sampled, abs=1e-5)
 
 
-def test_concurrent_requests_of_all_kinds_are_served(sampler: TransformersSampler) -> None:
-    async def everything() -> list[object]:
-        return await asyncio.gather(
-            *(sampler.score(*pair) for pair in PAIRS),
-            *(sampler.sample((3, 4), SamplingParams(max_tokens=3, seed=seed)) for seed in range(3)),
-        )
-
-    assert len(asyncio.run(everything())) == 6
-
-
 @pytest.mark.parametrize("pair", [((), (1,)), ((1,), ())])
 def test_an_empty_prompt_or_reply_cannot_be_measured(
     sampler: TransformersSampler, pair: tuple[tuple[int, ...], tuple[int, ...]]

@@ -250,8 +250,8 @@ class EngineDriver:
         self._open.difference_update(outcomes)
         ids = [(name, reply.token_ids if isinstance(reply, Generation) else ()) for name, reply in outcomes.items()]
         self._replies = zlib.crc32(repr(sorted(ids)).encode(), self._replies)
-        own = [name for name in outcomes if name in self._requests]
-        self._finished += [(self._requests.pop(name), outcomes[name]) for name in own]
+        of_this_rank = [name for name in outcomes if name in self._requests]
+        self._finished += [(self._requests.pop(name), outcomes[name]) for name in of_this_rank]
 
 
 def ranks_of_model() -> tuple[ExchangeCommands, int]:

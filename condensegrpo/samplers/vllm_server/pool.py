@@ -113,7 +113,7 @@ class Replica:
         await self.client.renew(label)
         self.ready = True
 
-    async def lives(self) -> bool:
+    async def is_alive(self) -> bool:
         """Whether it has joined and runs, a ready one with the current weights; else it is dropped until it joins."""
         if self.description is None:
             self.join()
@@ -276,8 +276,8 @@ class ReplicaPool:
 
     async def running(self) -> list[Replica]:
         """The replicas that have joined and run now; the others join again."""
-        living = await asyncio.gather(*(replica.lives() for replica in self.replicas))
-        return list(compress(self.replicas, living))
+        alive = await asyncio.gather(*(replica.is_alive() for replica in self.replicas))
+        return list(compress(self.replicas, alive))
 
     async def load(self, weights: WeightsLabel) -> None:
         """Have the running servers load new weights; if none does, wait for any. Others load them when they answer."""
