@@ -185,8 +185,8 @@ def _print(
 ) -> None:
     """Print the groups of a step and the first of the chosen trajectories."""
     with waiting_for(f"reading {file}"):
-        index.update([file])
-    view = PrintedView(index.batch(file), choice, turn=turn, tokens=tokens)
+        batch = index.batch(file)
+    view = PrintedView(batch, choice, turn=turn, tokens=tokens)
     parts = partial(view.parts, full=full)
     if svg is not None:
         picture = theme.recorder()

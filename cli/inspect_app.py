@@ -505,8 +505,6 @@ def run(
     """
     selection, record = Selection(index, file), None
     if choice.is_named:
-        index.update([file])
-        selection.go_to(file)
         record = choice.named(selection.batch.records())[0]
     if isinstance(first, Listing):
         fields_in(first.where, first.sort, index.field_names())

@@ -104,7 +104,7 @@ class Run:
         Raises:
             RunError: there is no such step or evaluation.
         """
-        return Rollouts(self._index, choose(self.path, step, evaluation))
+        return Rollouts(self._index.batch(choose(self.path, step, evaluation)))
 
     def trajectories(
         self, step: int | None = None, evaluation: str | None = None, library: Library | None = None
@@ -260,9 +260,9 @@ def sample_rollouts(
                 )
         file = folder / "rollouts.parquet"
         write_trajectories(file, scored, provenance(settings, model=source, step=step))
-        index = Index(file)
-        weakref.finalize(index, kept.pop_all().close)  # every rollout holds the index
-    return Rollouts(index, file), failures_of(scored)
+        batch = Index(file).batch(file)
+        weakref.finalize(batch, kept.pop_all().close)  # every rollout holds it
+    return Rollouts(batch), failures_of(scored)
 
 
 @concise

@@ -223,7 +223,6 @@ def test_an_estimator_and_a_loss_of_a_file_train_and_their_terms_are_stored(plug
         assert price.values[0] == pytest.approx(-0.001 * price.numbers["C"][0])
         assert set(credit.advantages) == {reward.values[0] + price.values[0]}
     index = Index(run.path)
-    index.update([run.trajectories(1)])
     batch = index.batch(run.trajectories(1))
     record = batch.at(0)
     turn = turns(record.read(), record.credit, budget=64, tokenizer=None)[0]

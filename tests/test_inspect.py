@@ -477,7 +477,6 @@ def test_a_group_has_signal_if_any_advantage_is_not_zero(tmp_path: Path) -> None
 def records(path: Path) -> list[IndexedTrajectory]:
     """Those of the last step."""
     index, file = Index(path), choose(path, None)
-    index.update([file])
     return list(index.batch(file).records())
 
 

@@ -76,7 +76,6 @@ def test_the_command_of_a_page_shows_what_the_page_shows(saved: Path, tmp_path: 
     write(run.evaluation(60, "held-out"), SAMPLED_WITH)
     for folder, file in ((saved, saved / "held-out.parquet"), (run.path, run.evaluation(60, "held-out"))):
         index = Index(folder)
-        index.update([file])
         _, _, path, *options = index.batch(file).command(folder)
         given = dict(zip(options[::2], options[1::2], strict=True))
         assert choose(Path(path), int(given["--step"]) if "--step" in given else None, given["--evaluation"]) == file

@@ -79,7 +79,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def opened(run: RunFolder) -> OpenedTrajectory:
     index = Index(run.path)
     file = run.trajectories(1)
-    index.update([file])
     batch = index.batch(file)
     (record,) = batch.records()
     return batch.open(record)
@@ -137,7 +136,6 @@ def test_the_application_shows_the_pictures_of_the_prompt(run: RunFolder) -> Non
 def test_the_page_has_small_pictures_and_the_text_of_one_that_is_missing(run: RunFolder, tmp_path: Path) -> None:
     view = opened(run)
     index = Index(run.path)
-    index.update([run.trajectories(1)])
     write_inspector(tmp_path / "page.html", index, [(view.batch, [view.record])], "one")
     page = (tmp_path / "page.html").read_text()
     uris = re.findall(r"(\[image/png [0-9a-f]{12}\])\"?:\s*\"data:image/png;base64,([A-Za-z0-9+/=]+)", page)
@@ -160,7 +158,6 @@ def test_a_data_frame_has_the_paths_of_pictures_and_their_tokens() -> None:
 
 def test_the_page_draws_pictures_and_dims_what_was_replaced(run: RunFolder, tmp_path: Path) -> None:
     view, index = opened(run), Index(run.path)
-    index.update([run.trajectories(1)])
     write_inspector(tmp_path / "page.html", index, [(view.batch, [view.record])], "one")
     with chromium() as browser:
         watched = Watched.of(browser)

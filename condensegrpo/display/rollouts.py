@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, overload
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from condensegrpo.core.trajectory import Score, Trajectory
 from condensegrpo.display import theme
 from condensegrpo.display.tables import sibling_table
 from condensegrpo.display.trajectory_view import details, heading, overview
-from condensegrpo.inspection.index import Index, TrajectoryBatch
+from condensegrpo.inspection.index import TrajectoryBatch
 from condensegrpo.inspection.panes import TurnView
 from condensegrpo.inspection.pictures import media_of
 from condensegrpo.inspection.records import IndexedTrajectory
@@ -26,8 +25,7 @@ HTML = '<pre style="overflow-x:auto;padding:1em;line-height:1.25;color:#d0d0d0;b
 class Rollout:
     """One scored trajectory. Its turns are read from the file when they are first needed."""
 
-    def __init__(self, index: Index, batch: TrajectoryBatch, record: IndexedTrajectory) -> None:
-        self._index = index
+    def __init__(self, batch: TrajectoryBatch, record: IndexedTrajectory) -> None:
         self.batch = batch
         self.record = record  # with the credit that it was trained with
 
@@ -95,16 +93,9 @@ class Rollout:
 class Rollouts(Sequence[Rollout]):
     """The scored trajectories of one file, by groups and samples."""
 
-    def __init__(self, index: Index, file: Path) -> None:
-        """Read the figures of a file.
-
-        Raises:
-            TrajectoryFileError: the file is damaged.
-            DataError: the file holds no trajectory.
-        """
-        index.update([file])
-        self.batch = index.batch(file)
-        self._rollouts = tuple(Rollout(index, self.batch, record) for record in self.batch.records())
+    def __init__(self, batch: TrajectoryBatch) -> None:
+        self.batch = batch
+        self._rollouts = tuple(Rollout(batch, record) for record in batch.records())
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...
