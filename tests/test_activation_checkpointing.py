@@ -10,7 +10,7 @@ from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.layers import checkpoint_layers, checkpointed_layers
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.lora import dropping
+from condensegrpo.learner.lora import adapter_dropout
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,7 +30,7 @@ def gradients(policy: PreTrainedModel, *, checkpointed: int) -> tuple[dict[str, 
     checkpoint_layers(policy, checkpointed)
     module = TrainedLogprobs(policy)
     torch.manual_seed(7)
-    with dropping(policy):
+    with adapter_dropout(policy):
         hidden, kept = hidden_and_bytes(module, BATCH)
         surrogate_step(module.head(hidden, BATCH.target, 0.9), BATCH).backward()
     assert not policy.training

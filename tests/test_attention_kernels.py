@@ -26,14 +26,14 @@ from condensegrpo.assembly.preflight import check_run
 from condensegrpo.config.load import named_config
 from condensegrpo.core.errors import ConfigError, LearnerError
 from condensegrpo.learner.attention_kernels import (
-    PROBE,
+    PROBE_DEPTHS,
     Heads,
     Kernels,
     agreed,
     check_attention,
-    check_kernel,
     describe_choice,
     kernel_error,
+    kernel_fault,
     kernels_on,
     why_not,
 )
@@ -98,7 +98,7 @@ MAKERS: dict[str, Callable[[Sequence[int]], HostPattern]] = {
     "flex": lambda depths: intervals(depths, flex),
     "flash": lambda depths: branch_pattern(depths, varlen),
 }
-KERNELS = {"flex": Kernels("", flex=flex), "flash": Kernels("", varlen=varlen, most_keys=inf)}
+KERNELS = {"flex": Kernels("", flex=flex), "flash": Kernels("", varlen=varlen, max_keys=inf)}
 
 
 def test_the_example_of_the_docstrings() -> None:
@@ -243,7 +243,7 @@ def test_transformers_flash_attention_keeps_rows_in_line_apart(count: int, monke
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
     model.config._attn_implementation = "flash_attention_2"
     module = TrainedLogprobs(model)
-    assert module.in_line
+    assert module.separates_rows_by_position
     assert "flash_attention_2 attention knows no trees" in module.describe(CPU)
     found = computed(module, lay_out([(row,) for row in rows]), 1.0)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -294,7 +294,7 @@ def test_on_a_cpu_it_is_sdpa_whatever_is_wanted_and_the_log_says_so() -> None:
     module = TrainedLogprobs(qwen3())
     assert module.describe(CPU) == "attention kernel: sdpa"
     assert isinstance(module.kernels(CPU).pattern(range(3)).on(CPU), Paths)
-    module.without_trees = "it looks back by place"
+    module.why_plain_rows = "it looks back by place"
     assert module.describe(CPU) == (
         "attention kernel: sdpa; prefixes that rows share are computed once for every row: it looks back by place"
     )
@@ -305,7 +305,7 @@ def test_a_kernel_that_computes_something_else_is_told_by_its_difference() -> No
         return intervals(range(len(depths)), flex)
 
     heads = Heads(queries=4, keys=2, size=16)
-    assert len(PROBE) % BLOCK == 0
+    assert len(PROBE_DEPTHS) % BLOCK == 0
     for make in MAKERS.values():
         assert kernel_error(make, heads, torch.float32, CPU) < 1e-5
         assert kernel_error(make, heads, torch.bfloat16, CPU) < 4 * torch.finfo(torch.bfloat16).eps
@@ -345,8 +345,8 @@ def test_what_a_gpu_lacks_for_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kernel", ["flex", "flash"])
 def test_a_kernel_that_cannot_run_is_reported_with_the_reason(kernel: str) -> None:
-    found = check_kernel(kernel, Heads(queries=4, keys=2, size=16), torch.bfloat16, CPU)
-    assert (found.kernel, found.difference, found.fault) == (kernel, None, "it runs on a GPU, and torch finds none")
+    fault = kernel_fault(kernel, Heads(queries=4, keys=2, size=16), torch.bfloat16, CPU)
+    assert fault == "it runs on a GPU, and torch finds none"
 
 
 def test_a_kernel_that_was_chosen_by_name_and_cannot_be_used_is_an_error() -> None:
@@ -381,9 +381,10 @@ def test_a_dry_run_refuses_a_kernel_that_cannot_run() -> None:
         check_run(build(named_config("quickstart", ["model.attention=flash"])))
 
 
-def test_dropout_is_left_to_sdpa() -> None:
+def test_dropout_of_attention_along_trees_is_refused() -> None:
+    """A policy in evaluation mode asks for none."""
     query = torch.zeros(1, 2, 256, 4)
     with pytest.raises(LearnerError, match="Linear asks for dropout, wanted is plain attention"):
         pattern_attention(
-            torch.nn.Linear(1, 1), query, query, query, None, pattern=intervals(range(256), flex).on(CPU), dropout=0.1
+            torch.nn.Linear(1, 1), query, query, query, None, pattern=paths(range(256)).on(CPU), dropout=0.1
         )

@@ -259,11 +259,18 @@ def test_every_rank_says_that_one_of_them_could_not_write(ranks: Path) -> None:
     assert [*(ranks / "failed").iterdir()] == []
 
 
-def test_every_rank_says_that_the_first_found_a_damaged_checkpoint(ranks: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("damaged", "train_rank_1.pt its SHA-256 begins"),
+        ("too_long", "a micro-batch may hold 3. Rows are never split"),
+    ],
+)
+def test_every_rank_says_what_the_first_one_found(ranks: Path, fault: str, message: str) -> None:
     """The others waited for it for ever."""
-    first, second = ((ranks / f"damaged_rank{rank}.txt").read_text() for rank in range(2))
+    first, second = ((ranks / f"{fault}_rank{rank}.txt").read_text() for rank in range(2))
     assert first == second
-    assert "train_rank_1.pt its SHA-256 begins" in first
+    assert message in first
 
 
 def test_a_rank_may_be_later_than_the_limit_of_the_groups_for_gradients(ranks: Path) -> None:

@@ -30,7 +30,6 @@ from condensegrpo.learner.layers import (
     try_compiling,
 )
 from condensegrpo.learner.logprobs import CPU, TrainedLogprobs
-from condensegrpo.learner.tree_attention import paths
 from condensegrpo.storage.files import keep_compiled
 
 pytestmark = [
@@ -59,25 +58,13 @@ def test_five_lengths_are_one_graph_of_a_layer_without_a_break() -> None:
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max()))
 
 
-def test_compiled_attention_along_paths_drops_what_it_is_asked_to_drop() -> None:
-    torch._dynamo.reset()
-    query = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
-    attend = paths([0, 1, 2, 3, 3, 1]).on(CPU).attend
-    found = []
-    for computed_by in (attend, torch.compile(attend, dynamic=True, backend="eager")):
-        torch.manual_seed(1)
-        found.append(computed_by(query, query, query, scaling=None, dropout=0.5))
-    assert torch.equal(*found)
-    assert not torch.allclose(found[1], attend(query, query, query, scaling=None))
-
-
 def test_a_trial_compares_layers_and_says_why_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("condensegrpo.learner.layers.ROW", 16)
     torch._dynamo.reset()
     found = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend="eager")  # Dynamo alone
     assert found.difference is not None
     assert found.difference < 1e-5
-    assert found.compiled is not None
+    assert found.compiled_seconds is not None
     assert ("are compiled:" in found.describe()) == (found.fault is None)
     broken = try_compiling(qwen3().config, torch.float32, CPU, kernel="auto", backend="no such compiler")
     assert "are not compiled: a trial failed: " in broken.describe()

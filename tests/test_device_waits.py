@@ -14,7 +14,7 @@ from condensegrpo.algorithms.objective import Objective, ObjectiveFunction, PerT
 from condensegrpo.algorithms.packing import lay_out
 from condensegrpo.learner import devices
 from condensegrpo.learner.attention_kernels import Kernels
-from condensegrpo.learner.engine import close_deepspeed, open_deepspeed, optimizer_step, tally
+from condensegrpo.learner.engine import close_deepspeed, figures_of, open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.settings import OptimizerSettings
 
@@ -44,16 +44,16 @@ def test_a_micro_batch_is_one_upload_and_nothing_of_it_is_read_back(objective: O
         placed = module.place(batch, META)
         summed = module(placed, 0.9, objective=objective)
         summed.loss.backward()
-        statistics = tally(summed, placed.predicted_here)
+        statistics = figures_of(summed, placed.predicted_here)
     assert (counted.uploads, counted.waits.total()) == (1, 0)
     assert statistics.sums.device == META
     assert module.policy.get_input_embeddings().weight.grad is not None
 
 
-@pytest.mark.parametrize("kernels", [Kernels("", flex=flex), Kernels("", varlen=varlen, most_keys=9.0), None])
+@pytest.mark.parametrize("kernels", [Kernels("", flex=flex), Kernels("", varlen=varlen, max_keys=9.0), None])
 def test_the_patterns_of_gpu_kernels_and_rows_side_by_side_are_one_upload(kernels: Kernels | None) -> None:
     module = OnMeta(llama().to(META))
-    module.kernels_there, module.without_trees = kernels, None if kernels else "plain rows are requested"
+    module.kernels_there, module.why_plain_rows = kernels, None if kernels else "plain rows are requested"
     batch = lay_out([(row,) for row in forking_rows(9)])
     with DeviceWaits() as counted:
         placed = module.place(batch, META)

@@ -54,11 +54,11 @@ def along_paths(module: TrainedLogprobs) -> None:
 
 
 def in_line(module: TrainedLogprobs) -> None:
-    module.without_trees, module.in_line = "for this test", True
+    module.why_plain_rows, module.separates_rows_by_position = "for this test", True
 
 
 def side_by_side(module: TrainedLogprobs) -> None:
-    module.without_trees, module.in_line = "for this test", False
+    module.why_plain_rows, module.separates_rows_by_position = "for this test", False
 
 
 WAYS = pytest.mark.parametrize("way", [along_paths, in_line, side_by_side])
@@ -252,4 +252,4 @@ def test_the_check_leaves_the_attention_as_it_was() -> None:
     model.set_attn_implementation("flex_attention")
     TrainedLogprobs(model).check()
     assert model.config._attn_implementation == "flex_attention"
-    assert TrainedLogprobs(model).in_line  # such attention skips other rows by itself
+    assert TrainedLogprobs(model).separates_rows_by_position  # such attention skips other rows by itself

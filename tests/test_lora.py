@@ -28,7 +28,7 @@ from condensegrpo.learner.engine import (
     open_deepspeed,
     optimizer_step,
 )
-from condensegrpo.learner.lora import adapted, add_adapters, base_only, dropping
+from condensegrpo.learner.lora import adapted, adapter_dropout, adapters_disabled, add_adapters
 from condensegrpo.learner.model_folder import in_main_memory, load_policy, write_policy
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
 from condensegrpo.learner.targets import check_targets, check_targets_of
@@ -195,7 +195,7 @@ def test_merge_drift_the_base_is_bit_identical_after_any_number_of_syncs(stage: 
         for _ in range(2):
             again = weights(learner)
             assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
-    with base_only(learner.module):
+    with adapters_disabled(learner.module):
         base = weights(learner)
     close_deepspeed(learner)
     wanted = qwen3().state_dict()
@@ -258,7 +258,7 @@ def test_dropout_is_active_in_the_optimisers_passes_and_nowhere_else() -> None:
     batch = some[0]
     seen = []
     for _ in range(2):
-        with dropping(learner.module):
+        with adapter_dropout(learner.module):
             seen.append(computed(learner.module, batch, 1.0).detach())
     assert not torch.equal(seen[0], still)
     assert not torch.equal(seen[0], seen[1])
@@ -276,11 +276,11 @@ def test_dropout_leaves_an_adapters_input_out_or_scales_it_and_never_the_bases()
     with torch.no_grad():
         own.a.copy_(torch.eye(2, 16))
         own.b.copy_(torch.tensor([1.0, 0.0]).expand(32, 2))
-        with dropping(layer):
+        with adapter_dropout(layer):
             added = layer(x) - x @ own.weight.T
         torch.testing.assert_close(added, added[:, :1].expand(50, 32))
         assert {round(value, 3) for value in added[:, 0].tolist()} == {0.0, 4.0}
-        with base_only(layer), dropping(layer):
+        with adapters_disabled(layer), adapter_dropout(layer):
             assert torch.equal(layer(x), x @ own.weight.T)
 
 

@@ -191,7 +191,7 @@ def in_parts(objective: ObjectiveFunction, ends: tuple[int, ...]) -> tuple[Tenso
     logp_T, batch = four_tokens()
     logp_T.requires_grad_()
     share = MicroBatchLoss(objective, batch)
-    parts = [share.slice(start, end)(logp_T[start:end]) for start, end in pairwise((0, *ends))]
+    parts = [share.part(slice(start, end))(logp_T[start:end]) for start, end in pairwise((0, *ends))]
     loss = torch.stack([part.loss for part in parts]).sum()
     loss.backward()
     assert logp_T.grad is not None
@@ -216,15 +216,15 @@ def test_an_objective_of_turns_is_not() -> None:
             assert objective.tokenwise != together, (loss, level, name)
 
 
-def test_only_an_objective_that_says_so_is_divisible() -> None:
+def test_only_an_objective_that_says_so_is_tokenwise() -> None:
     _, batch = four_tokens()
-    assert not MicroBatchLoss(supervised, batch).divisible
-    assert MicroBatchLoss(PerToken(supervised), batch).divisible
+    assert not MicroBatchLoss(supervised, batch).tokenwise
+    assert MicroBatchLoss(PerToken(supervised), batch).tokenwise
 
 
 def test_a_part_has_its_own_tokens_and_the_whole_context() -> None:
     _, batch = four_tokens()
-    part = MicroBatchLoss(supervised, batch).slice(1, 3).batch
+    part = MicroBatchLoss(supervised, batch).part(slice(1, 3)).batch
     assert (part.target.tolist(), part.source.tolist(), part.turns.tolist()) == ([3, 4], [1, 2], [0, 1])
     assert part.weights.tolist() == pytest.approx([0.2, 0.3])
     assert part.token_ids.tolist() == [[1, 2, 3, 4, 5]]

@@ -48,7 +48,7 @@ def quickstart(*overrides: str) -> RunConfig:
     ],
 )
 def test_deepspeed_settings_say_what_to_offload(offload: Offload, wanted: dict[str, object]) -> None:
-    zero = deepspeed_settings(3, "float32", offload, grad_clip=1.0, elements=100, trained=7)["zero_optimization"]
+    zero = deepspeed_settings(3, "float32", offload, grad_clip=1.0, elements=100, trainable=7)["zero_optimization"]
     assert {key: value for key, value in zero.items() if key.startswith("offload")} == wanted
     assert (zero["reduce_bucket_size"], zero["stage3_prefetch_bucket_size"]) == (7, 100)  # only gradients are reduced
 

@@ -92,7 +92,7 @@ def test_rows_in_every_layout_equal_a_padded_batch(seen: World) -> None:
     )
     assert len(batches) > 1
     assert_same(module, batches, wanted)
-    module.without_trees = "as such a model"
+    module.why_plain_rows = "as such a model"
     assert_same(module, [lay_out([(row,) for row in module.pictures.named(rows)])], wanted)
 
 

@@ -17,7 +17,7 @@ def test_trained_tokens_are_predicted_where_their_context_lies() -> None:
     token_ids, source = torch.tensor([[7, 8, 9, 10, 11]]), torch.tensor([0, 1, 3, 1, 2])
     groups = [RankGroup(3, place, None) for place in range(3)]
     assert [group.part(group.padded(token_ids, CPU)).tolist() for group in groups] == [[[7, 8]], [[9, 10]], [[11, 0]]]
-    assert [group.trained(6, source).tolist() for group in groups] == [[0, 1, 3], [2, 4], []]
+    assert [group.predicted_here(6, source).tolist() for group in groups] == [[0, 1, 3], [2, 4], []]
 
 
 def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:

@@ -149,7 +149,7 @@ def test_in_bfloat16_a_tree_is_as_near_to_its_rows_as_the_precision() -> None:
     model, rows = qwen3().to(torch.bfloat16), forking_rows(8, seed=3)
     module = TrainedLogprobs(model)
     module.check()
-    assert module.without_trees is None
+    assert module.why_plain_rows is None
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
     found = computed(module, lay_out([tuple(rows)]), 1.0)
     exact = torch.cat([plain_logprobs(qwen3(), row) for row in rows])
@@ -184,7 +184,7 @@ def test_models_that_look_back_by_index_take_plain_rows_and_say_why(
     module = TrainedLogprobs(model)
     module.check()
     assert not module.computes_trees
-    assert reason in str(module.without_trees)
+    assert reason in str(module.why_plain_rows)
     (batch,) = micro_batches(blocks(rows, max_tokens=999, share=module.computes_trees), max_tokens=999)
     assert max(len(row.token_ids) for row in rows) > 4 + 1  # the window is felt
     found = computed(module, batch, 1.0)
@@ -193,15 +193,15 @@ def test_models_that_look_back_by_index_take_plain_rows_and_say_why(
 
 def test_a_sliding_window_that_is_switched_off_does_not_matter() -> None:
     model = Qwen2ForCausalLM(Qwen2Config(**SMALL, sliding_window=4, use_sliding_window=False))
-    assert TrainedLogprobs(model).without_trees is None
+    assert TrainedLogprobs(model).why_plain_rows is None
 
 
 def test_attention_that_skips_other_rows_by_itself_takes_plain_rows() -> None:
     model = llama()
     model.set_attn_implementation("flex_attention")
     module = TrainedLogprobs(model)
-    assert module.in_line
-    assert module.without_trees == "flex_attention attention knows no trees"
+    assert module.separates_rows_by_position
+    assert module.why_plain_rows == "flex_attention attention knows no trees"
 
 
 def test_eager_attention_takes_plain_rows_and_gives_what_they_give() -> None:
@@ -209,7 +209,7 @@ def test_eager_attention_takes_plain_rows_and_gives_what_they_give() -> None:
     model.set_attn_implementation("eager")
     module = TrainedLogprobs(model)
     module.check()
-    assert "eager attention knows no trees" in str(module.without_trees)
+    assert "eager attention knows no trees" in str(module.why_plain_rows)
     wanted = torch.cat([plain_logprobs(model, row) for row in rows])
     torch.testing.assert_close(computed(module, collate(rows), 1.0), wanted, rtol=1e-5, atol=1e-5)
     with pytest.raises(LearnerError, match=r"takes plain rows only .* Pack its rows with share=False"):
@@ -252,7 +252,7 @@ def test_a_window_that_the_configuration_does_not_tell_is_found_in_the_layer() -
     module = TrainedLogprobs(model)
     assert module.computes_trees
     module.check()
-    assert "Qwen2Attention asks for sliding_window" in str(module.without_trees)
+    assert "Qwen2Attention asks for sliding_window" in str(module.why_plain_rows)
 
 
 def test_a_model_that_makes_something_else_of_a_tree_is_found_out() -> None:
@@ -267,4 +267,4 @@ def test_a_model_that_makes_something_else_of_a_tree_is_found_out() -> None:
     )
     module = TrainedLogprobs(model)
     module.check()
-    assert module.without_trees == "LlamaForCausalLM makes something else of a prefix tree than of its rows"
+    assert module.why_plain_rows == "LlamaForCausalLM makes something else of a prefix tree than of its rows"

@@ -327,7 +327,7 @@ def flip_bit(file: Path) -> None:
 
 
 def fails_on_one_rank(folder: Path) -> None:
-    """The second rank cannot write its part of a checkpoint; the first finds that another one is damaged."""
+    """The second rank cannot write its part of a checkpoint; the first finds a damaged one, and has too long a row."""
 
     def full(_: Path) -> None:
         if ranks.rank() == 1:
@@ -342,6 +342,8 @@ def fails_on_one_rank(folder: Path) -> None:
     ranks.barrier()
     with _recorded(folder / f"damaged_rank{ranks.rank()}.txt"):
         checkpoint.load_checkpoint(engine, damaged)
+    with _recorded(folder / f"too_long_rank{ranks.rank()}.txt"):
+        pack_rows(forking_rows(4)[: 4 if ranks.rank() == 0 else 0], max_tokens=3, share=True)
     close_deepspeed(engine)
 
 
@@ -355,7 +357,7 @@ def late(folder: Path) -> None:
     rank = ranks.rank()
     engine = open_deepspeed(qwen3(), zero_stage=2, optimizer=OPTIMISER, total_steps=10, dtype="float32")
     groups, own = [*distributed_c10d._world.pg_map], {*ranks._gloo.values()}
-    limits = {ranks.time_limit(group).total_seconds() / 60 for group in groups}
+    limits = {ranks.timeout_of(group).total_seconds() / 60 for group in groups}
     for group in groups:
         distributed_c10d._set_pg_timeout(timedelta(minutes=MINUTES) if group in own else LIMIT, group)
     time.sleep(rank * LATE)

@@ -91,13 +91,13 @@ class MicroBatchLoss:
         return SummedLoss(loss + kl_T.sum(), statistics | {KL_LOSS: kl_T.detach()})
 
     @property
-    def divisible(self) -> bool:
-        """Whether the parts of it add up to the whole."""
+    def tokenwise(self) -> bool:
+        """Whether no token's loss depends on another token, so that the losses of parts add up to it."""
         return isinstance(self.objective, PerToken)
 
-    def slice(self, start: int, stop: int) -> Self:
-        """The loss of the trained tokens from ``start`` to before ``stop`` alone."""
-        return replace(self, batch=self.batch.trained(slice(start, stop)))
+    def part(self, tokens: slice) -> Self:
+        """The loss of some trained tokens alone."""
+        return replace(self, batch=self.batch.select(tokens))
 
 
 def supervised(logp_T: Tensor, batch: PackedBatch) -> ObjectiveValue:

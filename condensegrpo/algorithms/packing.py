@@ -17,7 +17,7 @@ Legend of the suffixes: ``_1S`` one row of S packed tokens, ``_T`` the trained t
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -58,10 +58,10 @@ class PackedBatch:
         """All tensors by name."""
         return {column.name: getattr(self, column.name) for column in fields(self) if column.name != "pictures"}
 
-    def trained(self, which: slice | Tensor) -> Self:
-        """The same tokens with some of the trained ones: a slice of T, or the indices of them."""
-        some: dict[str, Any] = {name: value[which] for name, value in self.columns.items() if value.dim() == 1}
-        return replace(self, **some)
+    def select(self, some_T: slice | Tensor) -> Self:
+        """The same tokens with the columns of some of the trained ones: a slice of T, or indices in T."""
+        selected: dict[str, Any] = {name: value[some_T] for name, value in self.columns.items() if value.dim() == 1}
+        return replace(self, **selected)
 
 
 def blocks(rows: Sequence[Segment], *, max_tokens: int, share: bool, ranks: int = 1) -> tuple[Block, ...]:
@@ -233,12 +233,13 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     segments = [segment for block in blocks for segment in block]
     _check(segments)
     trees = [tree([segment.token_ids for segment in block]) for block in blocks]
-    starts = list(accumulate((len(laid.token_ids) for laid in trees), initial=0))
-    rows = [
-        (segment, start, indices)
-        for block, laid, start in zip(blocks, trees, starts, strict=False)
-        for segment, indices in zip(block, laid.indices, strict=True)
-    ]
+    source, target, start = list[int](), list[int](), 0
+    for block, laid in zip(blocks, trees, strict=True):
+        for segment, indices in zip(block, laid.indices, strict=True):
+            for position in (position for turn in segment.turns for position in turn.positions):
+                source.append(start + indices[position - 1])
+                target.append(segment.token_ids[position])
+        start += len(laid.token_ids)
     turns = [turn for segment in segments for turn in segment.turns]
     sizes = [len(turn.logprobs) for turn in turns]
     logprobs_T = torch.tensor([logprob for turn in turns for logprob in turn.logprobs], dtype=torch.float32)
@@ -251,13 +252,8 @@ def lay_out(blocks: Sequence[Block]) -> PackedBatch:
     return PackedBatch(
         token_ids=_packed(token_ids),
         position_ids=_packed(laid.positions for laid in trees),
-        source=torch.tensor(
-            [start + indices[position - 1] for segment, start, indices in rows for position in _trained(segment)],
-            dtype=torch.int64,
-        ),
-        target=torch.tensor(
-            [segment.token_ids[position] for segment in segments for position in _trained(segment)], dtype=torch.int64
-        ),
+        source=torch.tensor(source, dtype=torch.int64),
+        target=torch.tensor(target, dtype=torch.int64),
         turns=torch.tensor([number for number, size in enumerate(sizes) for _ in range(size)], dtype=torch.int64),
         logprobs=logprobs_T,
         old=logprobs_T,
@@ -292,11 +288,6 @@ def _check(segments: Sequence[Segment]) -> None:
                 f"packing row {number} (trajectory {segment.trajectory!r}, from turn {segment.first_turn}): it shows "
                 f"pictures, and the model that trains is no model that sees. Set model.path to one that does."
             )
-
-
-def _trained(segment: Segment) -> list[int]:
-    """The positions of the trained tokens of a row."""
-    return [position for turn in segment.turns for position in turn.positions]
 
 
 def _repeated(values: Sequence[float], sizes: Sequence[int]) -> Tensor:

@@ -35,15 +35,15 @@ from condensegrpo.learner.tree_kernels import (
     intervals,
 )
 
-ANYWHERE = ("auto", "sdpa", "eager")
+CPU_KERNELS = ("auto", "sdpa", "eager")
 LISTED = (*TREE_KERNELS, "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 # Most keys that flash gathers a token. It computes the same pairs as flex, and faster; what it costs is the memory of
 # the keys. Twice as many are 3 % more of what a layer of Qwen3-8B keeps of a token, 10 % where every head has its own.
-MOST_KEYS = 2.0
+MAX_KEYS = 2.0
 INSTALL = "pip install -e '.[kernels]'"
 SMALLEST_HEAD = 16  # channels, of Triton's matrix products
 # Two trees of 392 tokens and 64, and 56 trees of one. The first has branches at depths 150 and 37.
-PROBE = (*range(200), *range(150, 230), *range(37, 149), *range(64), *[0] * 56)
+PROBE_DEPTHS = (*range(200), *range(150, 230), *range(37, 149), *range(64), *[0] * 56)
 
 
 class Heads(NamedTuple):
@@ -60,21 +60,13 @@ class Kernels(NamedTuple):
     description: str  # for the log
     flex: Flex | None = None
     varlen: Varlen | None = None
-    most_keys: float = MOST_KEYS  # gathered a token, up to which it is ``varlen``
+    max_keys: float = MAX_KEYS  # gathered a token, up to which it is ``varlen``
 
     def pattern(self, depths: Sequence[int]) -> HostPattern:
         """The attention pattern of a micro-batch, of which ``depths`` are those of the tokens in their rows."""
-        if self.varlen is not None and gathered_keys(depths) <= self.most_keys * len(depths):
+        if self.varlen is not None and gathered_keys(depths) <= self.max_keys * len(depths):
             return branch_pattern(depths, self.varlen)
         return paths(depths) if self.flex is None else intervals(depths, self.flex)
-
-
-class KernelCheck(NamedTuple):
-    """A kernel compared with sdpa in float32."""
-
-    kernel: str
-    difference: float | None  # largest norm of it in output and gradients, over their norm; None: it did not run
-    fault: str | None  # why the kernel cannot be used; None: it can
 
 
 def check_attention(attention: str, dtype: str) -> None:
@@ -87,7 +79,7 @@ def check_attention(attention: str, dtype: str) -> None:
 
 def why_not(attention: str, dtype: str) -> str | None:
     """Why a kernel cannot run here with weights of this type, as far as that is known before; None: it may."""
-    if attention in ANYWHERE:
+    if attention in CPU_KERNELS:
         return None
     if attention not in TREE_KERNELS and "/" not in attention and attention not in AttentionInterface().valid_keys():
         return "there is no such kernel"
@@ -101,11 +93,10 @@ def why_not(attention: str, dtype: str) -> str | None:
         return None if find_spec("triton") else "it is compiled by triton, which is not installed"
     if dtype != "bfloat16":
         return f"it computes bfloat16, and model.dtype is {dtype}"
-    version = attention[-1] if attention.startswith("flash_attention_") else "2"
-    known = getattr(
-        utils, f"is_flash_attn_{version}_available", utils.is_kernels_available
-    )  # transformers 5.0 has no 4
-    if not (known() or utils.is_kernels_available()):
+    version = attention.removeprefix("flash_attention_") if attention.startswith("flash_attention_") else "2"
+    # transformers 5.0 does not know flash-attention 4
+    installed = getattr(utils, f"is_flash_attn_{version}_available", utils.is_kernels_available)
+    if not (installed() or utils.is_kernels_available()):
         return f"neither flash-attn nor kernels is installed ({INSTALL})"
     return None
 
@@ -126,7 +117,7 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
     if attention == "sdpa" or device.type == "cpu":
         return Kernels("attention kernel: sdpa")
     candidates = [name for name in ("flash", "flex") if attention in (name, "auto")]
-    faults = agreed(gather({name: check_kernel(name, heads, dtype, device).fault for name in candidates}))
+    faults = agreed(gather({name: kernel_fault(name, heads, dtype, device) for name in candidates}))
     if faults.get(attention) is not None:
         raise LearnerError(
             f"computing attention with {attention} on {device}: {faults[attention]}. Set model.attention=auto, which "
@@ -137,7 +128,7 @@ def kernels_on(attention: str, heads: Heads, dtype: torch.dtype, device: torch.d
         describe_choice(attention, faults),
         flex=compiled_flex() if "flex" in usable else None,
         varlen=flash_varlen() if "flash" in usable else None,
-        most_keys=inf if attention == "flash" else MOST_KEYS,
+        max_keys=inf if attention == "flash" else MAX_KEYS,
     )
 
 
@@ -161,46 +152,50 @@ def describe_choice(attention: str, faults: Mapping[str, str | None]) -> str:
     if attention != "auto":
         return f"attention kernel: {attention}"
     others = "flex" if "flex" in usable else "sdpa"
-    used = f"flash up to {MOST_KEYS:g} gathered keys a token, {others} beyond" if "flash" in usable else others
+    used = f"flash up to {MAX_KEYS:g} gathered keys a token, {others} beyond" if "flash" in usable else others
     unused = [f"{name} is not used: {fault}" for name, fault in faults.items() if fault is not None]
     return "; ".join([f"attention kernel: {used}", *unused])
 
 
-def check_kernel(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> KernelCheck:
-    """Compare flex or flash with sdpa on trees of 512 tokens, with a model's heads, on the device that will train."""
+def kernel_fault(kernel: str, heads: Heads, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why flex or flash cannot be used with a model's heads on the device that will train; None: it can.
+
+    It is compared with sdpa in float32 on trees of 512 tokens.
+    """
     fault = why_not(kernel, str(dtype).removeprefix("torch."))
     if fault is None and kernel == "flex" and heads.size < SMALLEST_HEAD:
         fault = f"it takes heads of at least {SMALLEST_HEAD} channels, and the model's have {heads.size}"
     if fault is not None:
-        return KernelCheck(kernel, None, fault)
+        return fault
     try:
         of_flex = kernel == "flex"
         make = partial(intervals, flex=compiled_flex()) if of_flex else partial(branch_pattern, varlen=flash_varlen())
         measured = kernel_error(make, heads, dtype, device)
     except Exception as error:  # the boundary to compilers and packages, which have exceptions of all kinds
-        return KernelCheck(kernel, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     most = max(1e-3, 4 * torch.finfo(dtype).eps)  # 3 % in bfloat16; a pair too many or too few moves some by far more
-    fault = None if measured <= most else f"it differs from sdpa by {measured:.2g} of the norm"
-    return KernelCheck(kernel, measured, fault)
+    return None if measured <= most else f"it differs from sdpa by {measured:.2g} of the norm"
 
 
 def kernel_error(
     make: Callable[[Sequence[int]], HostPattern], heads: Heads, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """How far a kernel's output and gradients are from those of sdpa in float32: the largest norm over their own.
+    """The largest relative error ‖found − expected‖ / ‖expected‖ of a kernel's output and gradients.
+
+    Expected is what sdpa computes in float32.
 
     Args:
-        make: the kernel's attention pattern of depths (512,).
+        make: creates the kernel's attention pattern from depths (512,).
     """
     draw = torch.Generator().manual_seed(0)
-    shapes = [(1, count, len(PROBE), heads.size) for count in (heads.queries, heads.keys, heads.keys)]
+    shapes = [(1, count, len(PROBE_DEPTHS), heads.size) for count in (heads.queries, heads.keys, heads.keys)]
     weight, *inputs = [
         torch.randn(shape, generator=draw).to(device, dtype)
-        for shape in ((1, len(PROBE), heads.queries, heads.size), *shapes)
+        for shape in ((1, len(PROBE_DEPTHS), heads.queries, heads.size), *shapes)
     ]
     computed, expected = (
         _output_and_gradients(pattern.on(device), weight.to(kind), [tensor.to(kind) for tensor in inputs])
-        for pattern, kind in ((make(PROBE), dtype), (paths(PROBE), torch.float32))
+        for pattern, kind in ((make(PROBE_DEPTHS), dtype), (paths(PROBE_DEPTHS), torch.float32))
     )
     pairs = zip(computed, expected, strict=True)
     return max(float((output.float() - exact).norm() / exact.norm()) for output, exact in pairs)

@@ -230,11 +230,13 @@ def verify_model(folder: Path) -> None:
 def prune(folder: Path, keep: int) -> None:
     """Remove all but the ``keep`` newest checkpoints, and what interrupted saves left. Not while another save runs.
 
-    One whose manifest a process has locked while it reads it stays. Every rank may call it; the first does the work.
+    A checkpoint stays while a process that reads it has locked its manifest. Every rank may call it; the first does the
+    work.
     """
     if rank() != 0 or not folder.is_dir():
         return
-    old = [step for step in [*steps(folder).values()][: -max(keep, 1)] if not is_locked(step / MANIFEST)]
+    beyond = [*steps(folder).values()][: -max(keep, 1)]
+    old = [checkpoint for checkpoint in beyond if not is_locked(checkpoint / MANIFEST)]
     for path in (*old, *(path for path in folder.iterdir() if TEMPORARY in path.name)):
         try:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -26,9 +26,9 @@ from condensegrpo.learner.deepspeed_import import DeepSpeedEngine as DeepSpeedEn
 from condensegrpo.learner.deepspeed_import import deepspeed, restore_linear, without_deprecations, without_output
 from condensegrpo.learner.head import ChunkedHead
 from condensegrpo.learner.logprobs import TrainedLogprobs
-from condensegrpo.learner.lora import base_only, dropping
+from condensegrpo.learner.lora import adapter_dropout, adapters_disabled
 from condensegrpo.learner.model_folder import load_policy
-from condensegrpo.learner.ranks import barrier, gather, join, limit_waits, reduce, world_size
+from condensegrpo.learner.ranks import barrier, gather, join, reduce, set_timeouts, world_size
 from condensegrpo.learner.sequence_parallel import RankGroup
 from condensegrpo.learner.settings import BUCKET, Dtype, Offload, OptimizerSettings
 from condensegrpo.learner.vision_tower import BatchPictures
@@ -89,14 +89,14 @@ def open_deepspeed(
     module = TrainedLogprobs(policy.eval())
     module.check()
     deepspeed.utils.set_z3_leaf_modules(module, [ChunkedHead])
-    trained = [tensor for tensor in policy.parameters() if tensor.requires_grad]
+    trainable = [tensor for tensor in policy.parameters() if tensor.requires_grad]
     barrier()  # a rank may still load its policy, and DeepSpeed's new groups have torch's time limit at first
     if sequence_parallel > 1:
         module.share_rows(sequence_parallel)
     with without_output():
         engine, *_ = deepspeed.initialize(
             model=module,
-            model_parameters=trained,
+            model_parameters=trainable,
             optimizer=partial(
                 AdamW,
                 lr=optimizer.lr,
@@ -114,10 +114,10 @@ def open_deepspeed(
                 offload,
                 grad_clip=optimizer.grad_clip,
                 elements=sum(tensor.numel() for tensor in policy.parameters()),
-                trained=sum(tensor.numel() for tensor in trained),
+                trainable=sum(tensor.numel() for tensor in trainable),
             ),
         )
-    limit_waits()
+    set_timeouts()
     return engine
 
 
@@ -149,23 +149,23 @@ def optimizer_step(
         Over all ranks: ``loss``, ``grad_norm`` before clipping, ``lr``, ``tokens`` of non-zero weight, the mean over
         those of each statistic of the objective (of ``KL_LOSS`` the sum), and the largest of those in ``MAXIMA``.
     """
-    passes, blank = _passes(engine, batches)
+    passes, stand_in = _passes(engine, batches)
     if not passes:
         raise LearnerError(
             "taking an optimiser step: no rank has a micro-batch. Skip the step when no trajectory carries a signal."
         )
-    learning = float(engine.get_lr()[0])
-    tallies: list[Tally] = []
-    with without_deprecations(), dropping(engine.module):
+    rate = float(engine.get_lr()[0])
+    figures: list[BatchFigures] = []
+    with without_deprecations(), adapter_dropout(engine.module):
         for number, packed in enumerate(passes, start=1):
-            batch = engine.module.place(packed, engine.device, blank=blank)
+            batch = engine.module.place(packed, engine.device, stand_in=stand_in)
             engine.set_gradient_accumulation_boundary(number == len(passes))
             summed: SummedLoss = engine(batch, temperature, objective=objective)
             engine.backward(summed.loss * world_size())
-            tallies.append(tally(summed, batch.predicted_here))
-        stats = _stats(tallies)
+            figures.append(figures_of(summed, batch.predicted_here))
+        stats = _step_statistics(figures)
         grad_norm = _step(engine, stats["loss"])
-    return {**stats, "grad_norm": grad_norm, "lr": learning}
+    return {**stats, "grad_norm": grad_norm, "lr": rate}
 
 
 @torch.no_grad()
@@ -177,22 +177,24 @@ def measure_logprobs(
     Every rank must call it, with or without micro-batches.
     """
     with without_deprecations():
-        passes, blank = _passes(engine, batches)
-        logps = [engine(engine.module.place(packed, engine.device, blank=blank), temperature) for packed in passes]
+        passes, stand_in = _passes(engine, batches)
+        placed = (engine.module.place(packed, engine.device, stand_in=stand_in) for packed in passes)
+        logps = [engine(batch, temperature) for batch in placed]
     return tuple(logps[: len(batches)])
 
 
 def _passes(engine: DeepSpeedEngine, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], str | None]:
-    """The micro-batches and dummies, as many as the rank with most has: the passes of every rank; and a picture of any.
+    """This rank's micro-batches, with dummies up to the largest number of any rank, and a stand-in picture.
 
-    Where passes of the vision tower are collective, the micro-batches without pictures compute that one.
+    Where passes of the vision tower are collective, micro-batches without pictures compute the stand-in.
     It waits for every rank through main memory: no rank enters a pass while another is still sampling or packing.
     """
     picture = next((sha256 for batch in batches for sha256 in batch.pictures), None)
     counts, pictures = zip(*gather((len(batches), picture)), strict=True)
-    collective = engine.module.trains_tower or engine.zero_optimization_stage() == 3
     passes = [*batches, *(dummy() for _ in range(max(counts) - len(batches)))]
-    return passes, next(filter(None, pictures), None) if collective else None
+    collective = engine.module.trains_tower or engine.zero_optimization_stage() == 3
+    stand_in = next(filter(None, pictures), None) if collective else None
+    return passes, stand_in
 
 
 def _step(engine: DeepSpeedEngine, loss: float) -> float:
@@ -221,7 +223,7 @@ def _not_finite(quantity: str, value: float) -> LearnerError:
     )
 
 
-class Tally(NamedTuple):
+class BatchFigures(NamedTuple):
     """The statistics of one micro-batch, on its device; tokens without weight are left out."""
 
     names: tuple[str, ...]
@@ -229,7 +231,7 @@ class Tally(NamedTuple):
     largest: Tensor  # float64, by ``names``
 
 
-def tally(summed: SummedLoss, here: PackedBatch) -> Tally:
+def figures_of(summed: SummedLoss, here: PackedBatch) -> BatchFigures:
     """The statistics of a micro-batch, of which this rank predicts the trained tokens ``here``.
 
     Nothing waits for the device: selecting tokens by a mask would, to learn how many they are.
@@ -239,37 +241,41 @@ def tally(summed: SummedLoss, here: PackedBatch) -> Tally:
     sums = [torch.where(counted_T, statistic_T, 0.0).sum() for statistic_T in statistics]
     nothing = loss.new_full((1,), -math.inf)  # rows may hold no trained token at all
     largest = [torch.cat([nothing, torch.where(counted_T, statistic_T, -math.inf)]).max() for statistic_T in statistics]
-    return Tally(
+    return BatchFigures(
         names=tuple(summed.statistics),
         sums=torch.stack([loss, counted_T.sum().double(), *sums]),
         largest=torch.stack([nothing[0], *largest])[1:],
     )
 
 
-def _stats(tallies: Sequence[Tally]) -> dict[str, float]:
-    sums = torch.stack([tally.sums for tally in tallies]).sum(dim=0)
-    largest = torch.stack([tally.largest for tally in tallies]).amax(dim=0)
-    reduced = reduce(sums, distributed.ReduceOp.SUM), reduce(largest, distributed.ReduceOp.MAX)
-    loss, tokens, *figures = torch.cat(reduced).tolist()  # the first time in the step that the host waits
-    totals, maxima = figures[: len(largest)], dict(zip(tallies[0].names, figures[len(largest) :], strict=True))
-    sums_of = dict(zip(tallies[0].names, totals, strict=True))
-    means = {name: total if name == KL_LOSS else total / max(tokens, 1.0) for name, total in sums_of.items()}
-    tops = {f"{name}_max": maxima[name] if tokens else 0.0 for name in MAXIMA if name in maxima}
-    return {"loss": loss, "tokens": tokens, **means, **tops}
+def _step_statistics(figures: Sequence[BatchFigures]) -> dict[str, float]:
+    """The statistics of a step from those of this rank's micro-batches; every rank must call it."""
+    names = figures[0].names
+    sums = reduce(torch.stack([each.sums for each in figures]).sum(dim=0), distributed.ReduceOp.SUM)
+    largest = reduce(torch.stack([each.largest for each in figures]).amax(dim=0), distributed.ReduceOp.MAX)
+    loss, tokens, *values = torch.cat([sums, largest]).tolist()  # the first time in the step that the host waits
+    statistics = {"loss": loss, "tokens": tokens}
+    for name, total in zip(names, values[: len(names)], strict=True):
+        statistics[name] = total if name == KL_LOSS else total / max(tokens, 1.0)
+    maxima = dict(zip(names, values[len(names) :], strict=True))
+    for name in MAXIMA:
+        if name in maxima:
+            statistics[f"{name}_max"] = maxima[name] if tokens else 0.0
+    return statistics
 
 
 def deepspeed_settings(
-    zero_stage: int, dtype: Dtype, offload: Offload = "none", *, grad_clip: float, elements: int, trained: int
+    zero_stage: int, dtype: Dtype, offload: Offload = "none", *, grad_clip: float, elements: int, trainable: int
 ) -> dict[str, object]:
     """DeepSpeed's configuration.
 
     Args:
         elements: numbers in the policy's weights.
-        trained: those of them that train.
+        trainable: those of them that train.
     """
     zero: dict[str, object] = {
         "stage": zero_stage,
-        "reduce_bucket_size": min(BUCKET, max(trained, 1)),
+        "reduce_bucket_size": min(BUCKET, max(trainable, 1)),
         "stage3_prefetch_bucket_size": min(BUCKET, max(elements, 1)),
     }
     on_cpu = {"device": "cpu", "pin_memory": torch.accelerator.is_available()}  # there is nothing to pin without a GPU
@@ -337,7 +343,7 @@ def against_copy(
 
 def against_base(engine: DeepSpeedEngine, batches: Sequence[PackedBatch], temperature: float) -> list[PackedBatch]:
     """The batches with the learner's log-probabilities without its adapters; every rank must call it."""
-    with base_only(engine.module):
+    with adapters_disabled(engine.module):
         logps = measure_logprobs(engine, batches, temperature=temperature)
     return _with_reference(batches, logps)
 

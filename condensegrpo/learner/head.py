@@ -60,11 +60,11 @@ def summed(
     Returns:
         The loss, whose backward may run once, and the statistics of all tokens.
     """
-    summed, d_hidden, d_weight = _with_gradients(hidden, weight, target, temperature, loss, tile)
-    loss_with_gradients = _WithGradients.apply(  # type: ignore[no-untyped-call]  # torch's
-        summed.loss, hidden, weight, d_hidden, d_weight
+    value, d_hidden, d_weight = _loss_and_gradients(hidden, weight, target, temperature, loss, tile)
+    loss_with_gradients = _KnownGradients.apply(  # type: ignore[no-untyped-call]  # torch's
+        value.loss, hidden, weight, d_hidden, d_weight
     )
-    return summed._replace(loss=loss_with_gradients)
+    return value._replace(loss=loss_with_gradients)
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def _tiles(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, t
 
 
 @torch.no_grad()
-def _with_gradients(
+def _loss_and_gradients(
     hidden: Tensor, weight: Tensor, target: Tensor, temperature: float, loss: MicroBatchLoss, tile: int
 ) -> tuple[SummedLoss, Tensor, Tensor | None]:
     """The loss and its gradients with respect to ``hidden`` and, unless it is frozen, ``weight``."""
@@ -112,7 +112,7 @@ def _with_gradients(
     d_weight = torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None
     parts = []
     for tokens, logp_t, total_t, spread in _tiles(hidden, weight, target, temperature, tile):
-        part, slope_t = _slope(logp_t, loss.slice(tokens.start, tokens.stop))  # of no tokens, it names the statistics
+        part, slope_t = _slope(logp_t, loss.part(tokens))  # of no tokens, it names the statistics
         parts.append(part)
         factor_t = (-slope_t / (total_t * temperature))[:, None]  # d logits = factor · spread
         product = spread.to(weight.dtype)
@@ -132,12 +132,12 @@ def _slope(logp_t: Tensor, loss: MicroBatchLoss) -> tuple[SummedLoss, Tensor]:
     """The loss of some log-probabilities, and the derivative of its loss with respect to each."""
     with torch.enable_grad():
         leaf_t = logp_t.requires_grad_()
-        summed = loss(leaf_t)
-        (slope_t,) = torch.autograd.grad(summed.loss, leaf_t)
-    return summed._replace(loss=summed.loss.detach()), slope_t
+        value = loss(leaf_t)
+        (slope_t,) = torch.autograd.grad(value.loss, leaf_t)
+    return value._replace(loss=value.loss.detach()), slope_t
 
 
-class _WithGradients(torch.autograd.Function):
+class _KnownGradients(torch.autograd.Function):
     """A number whose gradients are known with it."""
 
     @staticmethod
@@ -189,7 +189,7 @@ class ChunkedHead(nn.Module):
         """
         if loss is None:
             return self._chunked(hidden, target, temperature)
-        if loss.divisible and self._only_multiplies():
+        if loss.tokenwise and self._only_multiplies():
             weight, tile = cast(Tensor, self.lm_head.weight), tile_tokens(hidden.device)
             return summed(hidden, weight, target, temperature=temperature, loss=loss, tile=tile)
         return loss(self._chunked(hidden, target, temperature))

@@ -11,8 +11,8 @@ from condensegrpo.core.errors import ConfigError
 FIRST_PORT, PORTS = 20_000, 10_000  # of MASTER_PORT; below the ports that Linux gives to outgoing connections
 EVALUATING = "evaluating"
 EVALUATE_ALONE = (
-    "an evaluation is one. Start it without torchrun, deepspeed or srun; several GPUs sample for it through servers "
-    "(docs/how-to/sample-with-vllm.md)"
+    "an evaluation runs in one process. Start it without torchrun, deepspeed or srun; several GPUs sample for it "
+    "through servers (docs/how-to/sample-with-vllm.md)"
 )
 LAUNCH = (
     "Launch with torchrun, deepspeed or srun, one process per device; for one process leave the launcher out. See "

@@ -72,16 +72,14 @@ def checkpointed_layers(setting: Checkpointing, layers: int, *, gpu: bool) -> in
 def checkpoint_layers(policy: PreTrainedModel, count: int | None = None) -> None:
     """Let decoder layers of the policy keep only their input for backward: the first ``count``; None: all.
 
-    A vision tower that trains does so in all of its layers.
-
-    The last ones keep all: backward frees them before it computes a layer again.
+    The last layers keep all: backward frees them before it computes a layer again. A vision tower that trains keeps
+    only the input of each of its layers.
 
     transformers' own switch does nothing in evaluation mode, in which the policy stays (without dropout it agrees with
     the sampler), and training mode would switch on the dropout that some models apply in the layer itself. Hence the
     layer's forward is wrapped here. Without gradients, as in measuring log-probabilities, nothing changes.
     """
-    decoder: nn.Module = policy.get_decoder()
-    layers = _layers(decoder)
+    layers = _layers(policy.get_decoder())
     if not layers:
         raise ConfigError(
             f"checkpointing the activations of {type(policy).__name__}: it has no layer that transformers supports "
@@ -108,8 +106,8 @@ class CompileTrial(NamedTuple):
     """Forward and backward of some layers, compiled and not."""
 
     seconds: float  # of a layer, uncompiled
-    compiled: float | None  # seconds of a layer; None: it did not run
-    difference: float | None  # norm of that of the gradients over theirs
+    compiled_seconds: float | None  # of a layer; None: it did not run
+    difference: float | None  # relative error ‖found − expected‖ / ‖expected‖ of the gradients
     fault: str | None  # why layers are not compiled; None: it pays
 
     def describe(self) -> str:
@@ -117,15 +115,14 @@ class CompileTrial(NamedTuple):
         if self.fault is not None:
             return f"decoder layers are not compiled: {self.fault} (learner.compile_layers)"
         return (
-            f"decoder layers are compiled: {1e3 * (self.compiled or 0):.2f} ms a layer and {ROW * ROWS:,} tokens, "
-            f"{1e3 * self.seconds:.2f} ms uncompiled (learner.compile_layers)"
+            f"decoder layers are compiled: {1e3 * (self.compiled_seconds or 0):.2f} ms a layer and {ROW * ROWS:,} "
+            f"tokens, {1e3 * self.seconds:.2f} ms uncompiled (learner.compile_layers)"
         )
 
 
 def compile_layers(policy: PreTrainedModel, *, backend: str = "inductor") -> None:
     """Compile the forward pass of every decoder layer. Call it before ``checkpoint_layers``."""
-    decoder: nn.Module = policy.get_decoder()
-    layers: list[nn.Module] = [part for part in decoder.modules() if isinstance(part, GradientCheckpointingLayer)]
+    layers = _layers(policy.get_decoder())
     if not layers:
         raise ConfigError(
             f"compiling the layers of {type(policy).__name__}: transformers marks none of its parts as decoder layers. "
@@ -159,7 +156,7 @@ def agreed_trial(file: Path, attempt: Callable[[], CompileTrial]) -> CompileTria
     trials = [found for found in gather(known) if found]
     if len(trials) < world_size():
         trial = attempt()
-        if trial.compiled is not None:
+        if trial.compiled_seconds is not None:
             with suppress(RunError):  # the cache cannot be written
                 make_folder(file.parent)
                 write_atomically(file, json.dumps(trial._asdict()))

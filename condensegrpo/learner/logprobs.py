@@ -27,17 +27,17 @@ from condensegrpo.learner.tree_attention import TREE_ATTENTION, AttentionPattern
 from condensegrpo.learner.vision_tower import BatchPictures, ShownPictures, decoder_inputs, tower
 
 # attention that also runs on a CPU and does not separate packed rows by itself
-ANYWHERE = ("sdpa", TREE_ATTENTION, "eager")
+CPU_ATTENTION = ("sdpa", TREE_ATTENTION, "eager")
 BY_POSITION = {"full_attention", "sliding_attention", "chunked_attention"}  # layers that restart with the positions
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # keys that bound how far back a token looks
 CPU = torch.device("cpu")
-PROBE = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
+PROBE_ROWS = ((0, 1, 2, 3), (0, 1, 4), (0, 1, 2, 5, 6))  # rows that share prefixes
 
 
 class TrainedLogprobs(nn.Module):
     """A causal LM whose forward pass gives log-probabilities of trained tokens; what DeepSpeed wraps.
 
-    ``policy`` is the model itself; ``head`` shares its LM head. ``without_trees`` is why the model takes plain rows
+    ``policy`` is the model itself; ``head`` shares its LM head. ``why_plain_rows`` is why the model takes plain rows
     only; None: it computes prefix trees. ``kernel`` is the one that shall compute them, as in ``model.attention``.
     ``compilation`` says for the log whether its layers are ``compiled``; empty: as the configuration does.
     ``group`` is the ranks that compute every micro-batch with this one; None: it computes them alone.
@@ -58,10 +58,11 @@ class TrainedLogprobs(nn.Module):
         settings: dict[str, Any] = config.to_dict()
         attention = policy.config._attn_implementation
         # whether every layer tells rows that follow each other apart by their positions; recurrent ones do not
-        self.in_line = attention not in ANYWHERE and set(settings.get("layer_types") or ()) <= BY_POSITION
-        self.without_trees = why_no_trees(settings, attention)
-        if self.without_trees is None and not use_tree_attention(policy):
-            self.without_trees = f"{type(policy).__name__} does not let its attention be replaced"
+        layer_types = set(settings.get("layer_types") or ())
+        self.separates_rows_by_position = attention not in CPU_ATTENTION and layer_types <= BY_POSITION
+        self.why_plain_rows = why_no_trees(settings, attention)
+        if self.why_plain_rows is None and not use_tree_attention(policy):
+            self.why_plain_rows = f"{type(policy).__name__} does not let its attention be replaced"
         self.head = ChunkedHead(
             policy.get_output_embeddings(),
             softcap=settings.get("final_logit_softcapping"),
@@ -81,28 +82,28 @@ class TrainedLogprobs(nn.Module):
         """
         hidden, target = self.hidden(batch), batch.predicted_here.target
         loss = None if objective is None else MicroBatchLoss(objective, batch.columns)
-        if self.group is None or batch.which is None:
+        if self.group is None or batch.here_T is None:
             return cast(Tensor | SummedLoss, self.head(hidden, target, temperature, loss))
         if loss is not None:
-            loss = self.group.loss_part(loss, batch.which)
+            loss = self.group.loss_part(loss, batch.here_T)
             return cast(SummedLoss, self.head(hidden, target, temperature, loss))
         logp_T: Tensor = self.head(hidden, target, temperature)
-        return self.group.together(logp_T, batch.which, total=len(batch.columns.target))
+        return self.group.together(logp_T, batch.here_T, total=len(batch.columns.target))
 
     @property
     def config(self) -> PretrainedConfig:
-        """The policy's configuration."""
+        """The policy's configuration; DeepSpeed reads it."""
         return self.policy.config
 
     @property
     def computes_trees(self) -> bool:
         """Whether rows that share a prefix may be packed as a tree."""
-        return self.without_trees is None
+        return self.why_plain_rows is None
 
     @property
     def pads_rows(self) -> bool:
         """Whether the rows of a micro-batch are padded to the longest, since attention does not tell them apart."""
-        return not self.computes_trees and not self.in_line
+        return not self.computes_trees and not self.separates_rows_by_position
 
     def kernels(self, device: torch.device) -> Kernels:
         """The attention kernels for prefix trees on a device."""
@@ -111,11 +112,11 @@ class TrainedLogprobs(nn.Module):
 
     def describe(self, device: torch.device) -> str:
         """How attention is computed on a device, for the log."""
-        if self.without_trees is None:
+        if self.why_plain_rows is None:
             return self.kernels(device).description
         return (
             f"attention kernel: {str(self.policy.config._attn_implementation).replace(TREE_ATTENTION, 'sdpa')}; "
-            f"prefixes that rows share are computed once for every row: {self.without_trees}"
+            f"prefixes that rows share are computed once for every row: {self.why_plain_rows}"
         )
 
     @property
@@ -125,10 +126,10 @@ class TrainedLogprobs(nn.Module):
 
     def share_rows(self, ranks: int) -> None:
         """Compute every micro-batch with the ranks beside this one; every rank must call it, after ``check``."""
-        if self.without_trees is not None:
+        if self.why_plain_rows is not None:
             raise ConfigError(
                 f"sharing rows among {ranks} ranks: that needs attention along prefix trees, and this model has none: "
-                f"{self.without_trees}. Set learner.sequence_parallel=1."
+                f"{self.why_plain_rows}. Set learner.sequence_parallel=1."
             )
         self.group = rank_group(ranks)
 
@@ -143,21 +144,21 @@ class TrainedLogprobs(nn.Module):
             ranks_a_row=self.ranks_a_row,
         )
 
-    def place(self, batch: PackedBatch, device: torch.device = CPU, *, blank: str | None = None) -> DeviceBatch:
+    def place(self, batch: PackedBatch, device: torch.device = CPU, *, stand_in: str | None = None) -> DeviceBatch:
         """A micro-batch of main memory as the decoder computes it, on the device of the weights; no row sees another.
 
         Args:
-            blank: a picture that the vision tower computes if the micro-batch shows none.
+            stand_in: a picture that the vision tower computes if the micro-batch shows none.
         """
-        layout, shown = self._laid_out(batch, device), None
+        layout, shown = self._decoder_input(batch, device), None
         if self.pictures is not None:
             token_ids = layout.token_ids
-            shown = self.pictures.shown(token_ids, batch.pictures, blank=blank)
+            shown = self.pictures.shown(token_ids, batch.pictures, stand_in=stand_in)
             placed = token_ids.masked_fill(token_ids < 0, self.pictures.processor.placeholder_id)
             layout = layout._replace(token_ids=placed)
         return upload_batch(batch, layout, device, shown)
 
-    def _laid_out(self, batch: PackedBatch, device: torch.device) -> Layout:
+    def _decoder_input(self, batch: PackedBatch, device: torch.device) -> Layout:
         """A micro-batch as the decoder computes it, with numbers for the tokens of pictures."""
         token_ids, position_ids, source = batch.token_ids, batch.position_ids, batch.source
         if self.pictures is not None:
@@ -174,9 +175,9 @@ class TrainedLogprobs(nn.Module):
             token_ids, position_ids = (functional.pad(ids, (0, padding)) for ids in (token_ids, position_ids))
         if self.group is None:
             return Layout(token_ids, position_ids, source, pattern)
-        which = self.group.trained(token_ids.numel(), source)
+        here_T = self.group.predicted_here(token_ids.numel(), source)
         token_ids, position_ids = self.group.part(token_ids), self.group.part(position_ids)
-        return Layout(token_ids, position_ids, source[which] % token_ids.numel(), pattern, which)
+        return Layout(token_ids, position_ids, source[here_T] % token_ids.numel(), pattern, here_T)
 
     def hidden(self, batch: DeviceBatch) -> Tensor:
         """The decoder's last hidden states (T', H) that predict the trained tokens of this rank."""
@@ -210,10 +211,10 @@ class TrainedLogprobs(nn.Module):
     def check(self) -> None:
         """Compare the model's own logits with those of the head alone, and a prefix tree with its rows.
 
-        A model whose hidden states of a tree differ from those of its rows gets plain rows; ``without_trees`` is set.
+        A model whose hidden states of a tree differ from those of its rows gets plain rows; ``why_plain_rows`` is set.
         """
         attention = self.policy.config._attn_implementation
-        if attention not in ANYWHERE:  # flash attention runs on GPUs only, where the policy is not yet
+        if attention not in CPU_ATTENTION:  # flash attention runs on GPUs only, where the policy is not yet
             self.policy.set_attn_implementation("eager")
         device = next(self.policy.parameters()).device
         vocabulary = self.policy.get_input_embeddings().num_embeddings
@@ -222,8 +223,8 @@ class TrainedLogprobs(nn.Module):
         token_ids = position_ids % vocabulary
         expected = self.policy(input_ids=token_ids, position_ids=position_ids, use_cache=False).logits.float()
         logits = self.head.logits(self._decode(token_ids, position_ids))
-        if self.without_trees is None:
-            self.without_trees = self._unlike_rows(vocabulary, device, slack=min(0.05, 100 * eps))
+        if self.why_plain_rows is None:
+            self.why_plain_rows = self._unlike_rows(vocabulary, device, slack=min(0.05, 100 * eps))
         # Refused is only what no rounding explains: in bfloat16 a router may choose another expert in another batch.
         unlike = self._unlike_rows(vocabulary, device, slack=min(0.5, 1e4 * eps)) if self.pads_rows else None
         self.policy.set_attn_implementation(attention)
@@ -246,9 +247,9 @@ class TrainedLogprobs(nn.Module):
 
         Args:
             vocabulary: number of token ids.
-            slack: norm of what they may be off by over their own.
+            slack: largest relative error ‖found − expected‖ / ‖expected‖.
         """
-        probe = [tuple(token % vocabulary for token in row) for row in PROBE]
+        probe = [tuple(token % vocabulary for token in row) for row in PROBE_ROWS]
         rows = [reply_row(ids[:1], ids[1:], weight=0.0) for ids in probe]
         batch = lay_out([tuple(rows)] if self.computes_trees else [(row,) for row in rows])
         try:

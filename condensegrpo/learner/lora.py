@@ -31,7 +31,7 @@ def add_adapters(
 ) -> PreTrainedModel:
     """The same policy, its weights frozen, with adapters beside the layers that ``lora.targets`` names.
 
-    Those of a vision tower are named by them only if it is to ``train``.
+    Targets name layers of a vision tower only if it is to ``train``.
 
     Args:
         policy: on the CPU; is changed.
@@ -90,7 +90,7 @@ def merged_weight(layer: nn.Module) -> Tensor:
 
 
 @contextmanager
-def dropping(module: nn.Module) -> Iterator[None]:
+def adapter_dropout(module: nn.Module) -> Iterator[None]:
     """Activate the adapters' dropout; everything else stays in evaluation mode. Without adapters it changes nothing.
 
     Masks are drawn from torch's generator of the device, whose state checkpoints hold.
@@ -106,7 +106,7 @@ def dropping(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def base_only(module: nn.Module) -> Iterator[None]:
+def adapters_disabled(module: nn.Module) -> Iterator[None]:
     """The module computes what its base alone would, exactly: s is 0.
 
     Unlike PEFT's ``disable_adapters`` the adapters run still, a few per cent of the pass: under ZeRO 3 the order of the

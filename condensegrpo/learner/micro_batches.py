@@ -13,13 +13,13 @@ Legend: S packed tokens, R rows of L columns.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from condensegrpo.algorithms.packing import PackedBatch, balanced_owners, block_tokens, blocks, micro_batches
+from condensegrpo.algorithms.packing import Block, PackedBatch, balanced_owners, block_tokens, blocks, micro_batches
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner import ranks
@@ -42,15 +42,25 @@ def pack_rows(
         ranks_a_row: ``TrainedLogprobs.ranks_a_row``. So many consecutive ranks get the same micro-batches.
     """
     rank, group = ranks.rank(), ranks.rank() // ranks_a_row
-    here = blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size() // ranks_a_row)
-    sizes = ranks.gather([block_tokens(block) for block in here])
-    groups = [sizes[first : first + ranks_a_row] for first in range(0, len(sizes), ranks_a_row)]
-    before = sum(len(of_rank) for of_rank in sizes[group * ranks_a_row : rank])
-    owners = balanced_owners([[*chain.from_iterable(of_ranks)] for of_ranks in groups])[group]
-    owned = list(zip(owners[before : before + len(here)], here, strict=True))
-    kept = [block for owner, block in owned if owner == group and ranks_a_row == 1]
-    sent = ranks.gather([(owner, block) for owner, block in owned if owner != group or ranks_a_row > 1])
-    received = [block for of_rank in sent for owner, block in of_rank if owner == group]
+    here: list[Block] = []
+
+    def sizes_here() -> list[int]:
+        here.extend(blocks(rows, max_tokens=max_tokens, share=share, ranks=ranks.world_size() // ranks_a_row))
+        return [block_tokens(block) for block in here]
+
+    sizes = ranks.on_every_rank(sizes_here)  # by rank, of each of its blocks
+    first_ranks = range(0, len(sizes), ranks_a_row)
+    sizes_by_group = [[*chain.from_iterable(sizes[first : first + ranks_a_row])] for first in first_ranks]
+    earlier = sum(map(len, sizes[group * ranks_a_row : rank]))  # blocks of the ranks of this group before this one
+    owners_here = balanced_owners(sizes_by_group)[group][earlier : earlier + len(here)]
+
+    kept, sent = list[Block](), list[tuple[int, Block]]()
+    for owner, block in zip(owners_here, here, strict=True):
+        if owner == group and ranks_a_row == 1:
+            kept.append(block)
+        else:
+            sent.append((owner, block))
+    received = [block for of_rank in ranks.gather(sent) for owner, block in of_rank if owner == group]
     return micro_batches([*kept, *received], max_tokens=max_tokens, padded=padded)
 
 
@@ -66,13 +76,13 @@ class DeviceBatch:
     source: Tensor  # (T',) int64, the index in R·L whose logits predict each trained token of this rank
     pattern: AttentionPattern | None  # of prefix trees; None: plain rows
     columns: PackedBatch  # of all T trained tokens
-    which: Tensor | None  # (T',) int64, those of this rank; None: all T
+    here_T: Tensor | None  # (T',) int64, the indices in T of those that this rank predicts; None: all T
     pictures: ShownPictures | None  # that its tokens show; None: it is text
 
     @property
     def predicted_here(self) -> PackedBatch:
         """The columns of the trained tokens that this rank predicts."""
-        return self.columns if self.which is None else self.columns.trained(self.which)
+        return self.columns if self.here_T is None else self.columns.select(self.here_T)
 
 
 class Layout(NamedTuple):
@@ -82,29 +92,33 @@ class Layout(NamedTuple):
     position_ids: Tensor
     source: Tensor
     pattern: HostPattern | None = None
-    which: Tensor | None = None
+    here_T: Tensor | None = None
 
 
 def upload_batch(
     batch: PackedBatch, layout: Layout, device: torch.device, pictures: ShownPictures | None = None
 ) -> DeviceBatch:
     """A micro-batch on a device, with the pictures that it shows."""
-    token_ids, position_ids, source, pattern, which = layout
-    given = [token_ids, position_ids, source, source if which is None else which]
-    columns, indices = batch.columns, () if pattern is None else pattern.indices
-    shown = () if pictures is None else pictures.tensors
-    uploaded = copy_to_device([*given, *shown, *columns.values(), *indices], device)
-    first = len(given) + len(shown)
-    last = first + len(columns)
-    of_trained: dict[str, Any] = dict(zip(columns, uploaded[first:last], strict=True))
+    pattern, here_T, columns = layout.pattern, layout.here_T, batch.columns
+    parts: list[Sequence[Tensor]] = [
+        (layout.token_ids, layout.position_ids, layout.source),
+        () if here_T is None else (here_T,),
+        tuple(columns.values()),
+        () if pattern is None else pattern.indices,
+        () if pictures is None else pictures.tensors,
+    ]
+    uploaded = iter(copy_to_device([*chain.from_iterable(parts)], device))
+    needed, here, values, indices, shown = (list(islice(uploaded, len(part))) for part in parts)
+    token_ids, position_ids, source = needed
+    on_device: dict[str, Any] = dict(zip(columns, values, strict=True))
     return DeviceBatch(
-        token_ids=uploaded[0],
-        position_ids=uploaded[1],
-        source=uploaded[2],
-        which=None if which is None else uploaded[3],
-        pattern=None if pattern is None else pattern.of_uploaded(*uploaded[last:]),
-        pictures=None if pictures is None else pictures.of_uploaded(*uploaded[len(given) : first]),
-        columns=PackedBatch(**of_trained),
+        token_ids=token_ids,
+        position_ids=position_ids,
+        source=source,
+        pattern=None if pattern is None else pattern.of_uploaded(*indices),
+        columns=PackedBatch(**on_device),
+        here_T=None if here_T is None else here[0],
+        pictures=None if pictures is None else pictures.of_uploaded(*shown),
     )
 
 
@@ -118,7 +132,7 @@ def pad_rows(token_ids: Tensor, position_ids: Tensor, source: Tensor) -> Layout:
     goes_on_S = column_S[1:] == column_S[:-1] + 1
     if bool(((column_S[1:] != 0) & ~goes_on_S).any()):
         raise LearnerError(
-            "computing a micro-batch of prefix trees with a model that takes plain rows only (without_trees says why). "
+            "computing a micro-batch of prefix trees with a model that takes plain rows only (see why_plain_rows). "
             "Pack its rows with share=False."
         )
     row_S = (column_S == 0).cumsum(dim=0) - 1

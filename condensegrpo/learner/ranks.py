@@ -26,10 +26,10 @@ from condensegrpo.learner.devices import device_memory
 from condensegrpo.learner.launchers import device_index
 from condensegrpo.learner.settings import TIMEOUT_MINUTES
 
-# of a group, by default of all ranks; torch from 2.14 warns where the other one is used
+# sets the timeout of a group, by default of all ranks; public since torch 2.14
 set_timeout = getattr(distributed, "set_timeout", distributed_c10d._set_pg_timeout)
 T = TypeVar("T")
-Thread = Literal["main", "saving"]  # that exchanges: each has a group, since the order of a group's calls is fixed
+Thread = Literal["main", "saving"]  # each exchanges through its own gloo group, since collectives are ordered
 
 _gloo: dict[Thread, distributed.ProcessGroup] = {}  # none where there is one process
 
@@ -54,7 +54,7 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
         if not distributed.is_initialized():
             backend = get_accelerator().communication_backend_name()
             distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
-    get_accelerator().set_device(own_device())
+    get_accelerator().set_device(choose_device())
     with without_deprecations():
         deepspeed.init_distributed(timeout=timeout)
     if world_size() == 1:
@@ -66,17 +66,17 @@ def join(timeout_minutes: float = TIMEOUT_MINUTES) -> None:
     set_timeout(timeout)
 
 
-def limit_waits() -> None:
-    """Give every process group the time limit that ``join`` gave the group of all ranks.
+def set_timeouts() -> None:
+    """Give every process group the timeout that ``join`` gave the group of all ranks.
 
-    DeepSpeed creates its groups with torch's limit, 10 minutes for NCCL, whatever it was initialised with.
+    DeepSpeed creates its groups with torch's timeout, 10 minutes for NCCL, whatever it was initialised with.
     """
-    limit = time_limit(distributed_c10d._get_default_group())
+    limit = timeout_of(distributed_c10d._get_default_group())
     for group in distributed_c10d._world.pg_map:
         set_timeout(limit, group)
 
 
-def time_limit(group: distributed.ProcessGroup) -> timedelta:
+def timeout_of(group: distributed.ProcessGroup) -> timedelta:
     """How long a collective operation of a group may take, the wait for its last rank included."""
     limit: timedelta = group._get_backend(group._device_types[0]).options._timeout
     return limit
@@ -87,8 +87,8 @@ def least_device_memory() -> int | None:
     return min((size for size in gather(device_memory()) if size is not None), default=None)
 
 
-def own_device() -> int:
-    """The index of this process's device. LOCAL_RANK is set to it: DeepSpeed and vLLM take it for that index."""
+def choose_device() -> int:
+    """The index of this process's device. Sets LOCAL_RANK to it, from which DeepSpeed and vLLM read that index."""
     index = device_index(int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count())
     os.environ["LOCAL_RANK"] = str(index)
     return index
@@ -170,7 +170,7 @@ def any_rank(flag: bool) -> bool:
 
 
 def machine() -> str:
-    """What all processes of a machine have in common; a container is a machine of its own.
+    """An identifier that all processes of a machine have in common; a container is a machine of its own.
 
     It is the boot of the kernel and the file system of the shared memory: containers may have one host name, on one
     machine or on several, and do not see the files that each other writes there.

@@ -32,7 +32,7 @@ from torch import Tensor, distributed
 from torch.distributed._functional_collectives import all_reduce, wait_tensor  # torch's, with gradient
 from torch.nn import functional
 
-from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveFunction, ObjectiveValue
+from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveValue
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.ranks import rank, world_size
@@ -50,7 +50,7 @@ class RankGroup:
     group: distributed.ProcessGroup
 
     def padded(self, packed: Tensor, device: torch.device) -> Tensor:
-        """Packed token ids or positions (…, S) for a device, with as many 0 after them as make S divide over ranks."""
+        """Packed token ids or positions (…, S) for a device, with zeros behind them so that S divides over ranks."""
         step = self.size if device.type == "cpu" else lcm(self.size, GPU_STEP)
         return functional.pad(packed, (0, -packed.shape[-1] % step))
 
@@ -58,31 +58,37 @@ class RankGroup:
         """This rank's part (…, S/k)."""
         return padded.chunk(self.size, dim=-1)[self.index]
 
-    def trained(self, tokens: int, source: Tensor) -> Tensor:
-        """Which of the trained tokens are predicted at this rank's part of so many padded tokens."""
+    def predicted_here(self, tokens: int, source: Tensor) -> Tensor:
+        """The trained tokens (T',) that this rank's part of so many padded tokens predicts, as indices in T."""
         return (source // (tokens // self.size) == self.index).nonzero()[:, 0]
 
-    def together(self, part: Tensor, which: Tensor, total: int) -> Tensor:
-        """Numbers (T,) of which every rank has those at the indices ``which``; on every rank, with gradient."""
-        whole_T = part.new_zeros(total).index_put((which,), part)
+    def together(self, part: Tensor, here_T: Tensor, total: int) -> Tensor:
+        """Numbers (T,) of which every rank has those at the indices ``here_T``; on every rank, with gradient."""
+        whole_T = part.new_zeros(total).index_put((here_T,), part)
         summed: Tensor = wait_tensor(all_reduce(whole_T, "sum", self.group))  # type: ignore[no-untyped-call]  # torch's
         return summed
 
-    def loss_part(self, loss: MicroBatchLoss, which: Tensor) -> MicroBatchLoss:
-        """The loss of the trained tokens ``which``; it is computed from all tokens where they depend on others."""
-        part = loss.batch.trained(which)
-        if loss.divisible:
-            return MicroBatchLoss(loss.objective, part)
-        return MicroBatchLoss(partial(self._of_all, loss.objective, loss.batch, which), part)
+    def loss_part(self, loss: MicroBatchLoss, here_T: Tensor) -> MicroBatchLoss:
+        """The loss of the trained tokens ``here_T``; it is computed from all tokens where they depend on others."""
+        objective = loss.objective if loss.tokenwise else _FromAllTokens(self, loss, here_T)
+        return MicroBatchLoss(objective, loss.batch.select(here_T))
 
-    def _of_all(
-        self, objective: ObjectiveFunction, batch: PackedBatch, which: Tensor, logp_part: Tensor, _part: PackedBatch
-    ) -> ObjectiveValue:
-        value = objective(self.together(logp_part, which, len(batch.target)), batch)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FromAllTokens:
+    """An objective of the tokens that this rank predicts, which takes the tokens of all ranks together."""
+
+    ranks: RankGroup
+    whole: MicroBatchLoss  # of all T tokens
+    here_T: Tensor  # (T',) indices of this rank's
+
+    def __call__(self, logp_part: Tensor, _: PackedBatch) -> ObjectiveValue:
+        here_T, batch = self.here_T, self.whole.batch
+        value = self.whole.objective(self.ranks.together(logp_part, here_T, len(batch.target)), batch)
         return ObjectiveValue(
-            loss_T=value.loss_T[which],
-            statistics={name: statistic_T[which] for name, statistic_T in value.statistics.items()},
-            kl_T=None if value.kl_T is None else value.kl_T[which],
+            loss_T=value.loss_T[here_T],
+            statistics={name: statistic_T[here_T] for name, statistic_T in value.statistics.items()},
+            kl_T=None if value.kl_T is None else value.kl_T[here_T],
         )
 
 
@@ -105,21 +111,16 @@ class Across:
     pattern: AttentionPattern  # of all tokens
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
         """The output (1, S/k, h, d) of queries (1, h, S/k, d), keys and values (1, g, S/k, d)."""
         from condensegrpo.learner.deepspeed_import import exchanging_heads  # a plan needs no DeepSpeed
 
         copies = self.ranks.size // key.shape[1]
         if copies > 1:
             key, value = (each.repeat_interleave(copies, dim=1) for each in (key, value))
-        exchange = exchanging_heads(partial(self._attend_all, scaling=scaling, dropout=dropout), self.ranks.group)
+        exchange = exchanging_heads(partial(self._attend_all, scaling=scaling), self.ranks.group)
         output: Tensor = exchange(*(each.transpose(1, 2) for each in (query, key, value)), batch_dim_idx=0)
         return output
 
-    def _attend_all(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float
-    ) -> Tensor:
-        states = (each.transpose(1, 2) for each in (query, key, value))
-        return self.pattern.attend(*states, scaling=scaling, dropout=dropout)
+    def _attend_all(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
+        return self.pattern.attend(*(each.transpose(1, 2) for each in (query, key, value)), scaling=scaling)

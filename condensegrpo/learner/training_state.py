@@ -26,6 +26,8 @@ from condensegrpo.learner.deepspeed_import import DeepSpeedEngine, deepspeed, ge
 from condensegrpo.learner.ranks import rank
 
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+_states = deepspeed.runtime.zero.offload_states
+_Kind = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
 
 
 class SavedState(TypedDict):
@@ -63,13 +65,13 @@ def restore_training_state(engine: DeepSpeedEngine, saved: Sequence[SavedState])
         for name, saved_piece in state["pieces"].items():
             saved_pieces.setdefault(name, []).append(saved_piece)
     sharded = engine.zero_optimization_stage() == 3
-    for name, tensor in _trained(engine):
+    for name, tensor in _trainable(engine):
         with without_deprecations(), deepspeed.zero.GatheredParameters([tensor], modifier_rank=0, enabled=sharded):
             if not sharded or rank() == 0:
-                tensor.copy_(_range(name, saved_pieces[name], WEIGHT, 0, tensor.numel()).view_as(tensor))
+                tensor.copy_(_elements(name, saved_pieces[name], WEIGHT, 0, tensor.numel()).view_as(tensor))
     for name, piece in _pieces(engine):
         for key, values in _values(engine, piece).items():
-            values.copy_(_range(name, saved_pieces[name], key, piece.start, piece.length))
+            values.copy_(_elements(name, saved_pieces[name], key, piece.start, piece.length))
     schedule: LambdaLR = engine.lr_scheduler
     for adamw_state in schedule.optimizer.state.values():
         adamw_state["step"].fill_(saved[0]["steps"])
@@ -84,14 +86,14 @@ def at_schedule(engine: DeepSpeedEngine, step: int) -> None:
         group["lr"] = rate * part(step)
 
 
-def _trained(engine: DeepSpeedEngine) -> Iterator[tuple[str, nn.Parameter]]:
+def _trainable(engine: DeepSpeedEngine) -> Iterator[tuple[str, nn.Parameter]]:
     yield from ((name, each) for name, each in engine.module.policy.named_parameters() if each.requires_grad)
 
 
 def _pieces(engine: DeepSpeedEngine) -> Iterator[tuple[str, _Piece]]:
     """The pieces of this rank, in DeepSpeed's own structures."""
     stage, zero, adamw = engine.zero_optimization_stage(), engine.optimizer, engine.lr_scheduler.optimizer
-    for name, tensor in _trained(engine):
+    for name, tensor in _trainable(engine):
         if stage == 0:
             yield name, _Piece(tensor, 0, 0, tensor.numel())
         elif stage == 3:
@@ -102,8 +104,8 @@ def _pieces(engine: DeepSpeedEngine) -> Iterator[tuple[str, _Piece]]:
         elif tensor._hp_mapping is not None:  # type: ignore[attr-defined]  # DeepSpeed's
             mapping = tensor._hp_mapping  # type: ignore[attr-defined]  # DeepSpeed's
             flat = adamw.param_groups[mapping.param_group_index]["params"][0]
-            whole, part = mapping.hp_fragment_address, mapping.lp_fragment_address
-            yield name, _Piece(flat, whole.start, part.start, whole.numel)
+            in_flat, in_weight = mapping.hp_fragment_address, mapping.lp_fragment_address
+            yield name, _Piece(flat, in_flat.start, in_weight.start, in_flat.numel)
 
 
 def _values(engine: DeepSpeedEngine, piece: _Piece) -> dict[str, Tensor]:
@@ -112,11 +114,13 @@ def _values(engine: DeepSpeedEngine, piece: _Piece) -> dict[str, Tensor]:
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=piece.flat.device)
         state.update({moment: torch.zeros_like(piece.flat) for moment in MOMENTS})
-    whole = {WEIGHT: piece.flat.detach(), **{moment: state[moment] for moment in MOMENTS}}
-    return {key: tensor.view(-1).narrow(0, piece.offset, piece.length) for key, tensor in whole.items()}
+    flat = {WEIGHT: piece.flat.detach(), **{moment: state[moment] for moment in MOMENTS}}
+    return {key: tensor.view(-1).narrow(0, piece.offset, piece.length) for key, tensor in flat.items()}
 
 
-def _range(name: str, pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: int, length: int) -> Tensor:
+def _elements(
+    name: str, pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: str, start: int, length: int
+) -> Tensor:
     """Elements of a weight, or of a moment of it, from the pieces that hold them."""
     elements, filled = torch.empty(length), 0
     for first, tensors in pieces:
@@ -136,10 +140,6 @@ def _range(name: str, pieces: Sequence[tuple[int, Mapping[str, Tensor]]], key: s
             f"learning rate."
         )
     return elements
-
-
-_states = deepspeed.runtime.zero.offload_states
-_Kind = deepspeed.runtime.zero.offload_config.OffloadStateTypeEnum
 
 
 def to_main_memory(engine: DeepSpeedEngine) -> None:

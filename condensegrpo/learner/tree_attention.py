@@ -27,7 +27,7 @@ That runs on any device. On a GPU ``tree_kernels.py`` computes the same without
 padding; ``attention_kernels.py`` chooses.
 
 In a compiled decoder layer all buckets are one operation of the graph, as micro-batches have different numbers of them.
-With dropout of the attention they are not, and other numbers of buckets are compiled again.
+There is no dropout of the attention: the policy stays in evaluation mode.
 
 Legend: S packed tokens, n pieces of a bucket, Q and K its most queries and keys, h query heads, g key heads, d their
 size.
@@ -57,9 +57,7 @@ QUERY_STEP, KEY_STEP = 32, 64  # pieces of a bucket differ by less; finer steps 
 class AttentionPattern(Protocol):
     """Which of S packed tokens attend to which, and the computation of their attention."""
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
         """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
 
 
@@ -99,19 +97,17 @@ class Paths(NamedTuple):
     keys: Tensor  # (Σ n·K,) int64, likewise
     outputs: Tensor  # (S,) int64, where each token's output lies among those of all buckets
     indices: Tensor  # (2·Σ n·Q + Σ n·K + S,) int64: the depth of each query, then the three above
-    shapes: Tensor  # (3·buckets,) int64 in main memory: n, Q and K of each
+    shapes: Tensor  # (3·buckets,) int64 in main memory: n, Q and K of each; torch compiles a length of 1 for itself
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
         """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
-        if torch.compiler.is_compiling() and not dropout:
+        if torch.compiler.is_compiling():
             compiled: Tensor = attention_along_paths(query, key, value, self.indices, self.shapes, scaling)
             return compiled
         queries = _cut(query, self.queries, [bucket.queries for bucket in self.buckets])
         keys, values = (_cut(each, self.keys, [bucket.keys for bucket in self.buckets]) for each in (key, value))
         outputs = [
-            _attended(query_nQ, key_nK, value_nK, bucket.visible, scaling, dropout)
+            _attended(query_nQ, key_nK, value_nK, bucket.visible, scaling)
             for query_nQ, key_nK, value_nK, bucket in zip(queries, keys, values, self.buckets, strict=True)
         ]
         return torch.cat(outputs).index_select(0, self.outputs)[None]
@@ -126,35 +122,36 @@ def paths(depths: Sequence[int]) -> HostPattern:
     alike: defaultdict[tuple[int, int], list[BranchPiece]] = defaultdict(list)
     for piece in pieces(depths):
         alike[size_class(piece.end - piece.start, len(piece.keys))].append(piece)
-    indices = [
+    buckets = [
         (_filled([range(piece.start, piece.end) for piece in group]), _filled([piece.keys for piece in group]))
         for _, group in sorted(alike.items())
     ]
-    queries = torch.cat([queries.flatten() for queries, _ in indices])
-    keys = torch.cat([keys.flatten() for _, keys in indices])
+    shapes = torch.tensor([(*queries.shape, keys.shape[1]) for queries, keys in buckets]).flatten()
+    queries = torch.cat([queries.flatten() for queries, _ in buckets])
+    keys = torch.cat([keys.flatten() for _, keys in buckets])
     outputs = torch.empty(len(depths), dtype=torch.int64)
     outputs[queries] = torch.arange(len(queries))  # of a token that occurs twice, either one
-    shapes = [size for queries, keys in indices for size in (*queries.shape, keys.shape[1])]
     return HostPattern(
         tokens=len(depths),
         indices=(torch.cat([torch.tensor(depths)[queries], queries, keys, outputs]),),
-        of_uploaded=partial(_paths, shapes=torch.tensor(shapes)),
+        of_uploaded=partial(_paths, shapes=shapes),
     )
 
 
 def _paths(indices: Tensor, shapes: Tensor) -> Paths:
     """The paths of these indices and shapes, cut into buckets."""
     sizes: list[list[int]] = shapes.view(-1, 3).tolist()
-    of_queries, of_keys = [n * most for n, most, _ in sizes], [n * most for n, _, most in sizes]
-    ends = sum(of_queries), 2 * sum(of_queries), 2 * sum(of_queries) + sum(of_keys)
-    depth, queries, keys, outputs = torch.tensor_split(indices, ends)
+    queries_by_bucket = [n * most_queries for n, most_queries, _ in sizes]
+    queries_end = 2 * sum(queries_by_bucket)
+    keys_end = queries_end + sum(n * most_keys for n, _, most_keys in sizes)
+    depths, queries, keys, outputs = torch.tensor_split(indices, (queries_end // 2, queries_end, keys_end))
     buckets = tuple(
         Bucket(
-            queries=(n, most),
-            keys=(n, keys_most),
-            visible=(torch.arange(keys_most, device=indices.device) <= depth_n.view(n, most, 1))[:, None],
+            queries=(n, most_queries),
+            keys=(n, most_keys),
+            visible=(torch.arange(most_keys, device=indices.device) <= depths_n.view(n, most_queries, 1))[:, None],
         )
-        for (n, most, keys_most), depth_n in zip(sizes, torch.split(depth, of_queries), strict=True)
+        for (n, most_queries, most_keys), depths_n in zip(sizes, torch.split(depths, queries_by_bucket), strict=True)
     )
     return Paths(buckets, queries, keys, outputs, indices, shapes)
 
@@ -219,19 +216,20 @@ def pattern_attention(
     """The attention of a decoder layer: queries (1, h, S, d), keys and values (1, g, S, d); the output is (1, S, h, d).
 
     Args:
-        others: of the layer; ``scaling`` and ``dropout`` are as in transformers' own.
+        others: of the layer, as transformers' own attention takes them.
     """
     if pattern is None:
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **others)
         return plain
     more = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if others.get(name) is not None]
-    more += ["dropout"] if others.get("dropout") and not isinstance(pattern, Paths) else []
+    if others.get("dropout"):
+        more.append("dropout")
     if more:
         raise LearnerError(
             f"computing attention along prefix trees: {type(module).__name__} asks for {', '.join(more)}, wanted is "
             f"plain attention. Pack its rows without trees."
         )
-    return pattern.attend(query, key, value, scaling=others.get("scaling"), dropout=others.get("dropout", 0.0)), None
+    return pattern.attend(query, key, value, scaling=others.get("scaling")), None
 
 
 def _cut(states: Tensor, indices: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
@@ -241,9 +239,7 @@ def _cut(states: Tensor, indices: Tensor, shapes: Sequence[tuple[int, int]]) -> 
     return [part.view(*shape, *gathered.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _attended(
-    query_nQ: Tensor, key_nK: Tensor, value_nK: Tensor, visible: Tensor, scaling: float | None, dropout: float
-) -> Tensor:
+def _attended(query_nQ: Tensor, key_nK: Tensor, value_nK: Tensor, visible: Tensor, scaling: float | None) -> Tensor:
     """The outputs (n·Q, h, d) of a bucket. Query heads that share a key head are computed as further queries."""
     n, most = query_nQ.shape[:2]
     heads = key_nK.shape[2]
@@ -253,7 +249,6 @@ def _attended(
         key_nK.transpose(1, 2),
         value_nK.transpose(1, 2),
         attn_mask=visible.repeat(1, 1, sharing, 1),
-        dropout_p=dropout,
         scale=scaling,
     )
     return output.view(n, heads, sharing, most, -1).permute(0, 3, 1, 2, 4).reshape(n * most, heads * sharing, -1)

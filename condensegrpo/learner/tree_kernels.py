@@ -57,10 +57,8 @@ class Branches(NamedTuple):
     varlen: Varlen
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's; its packages register it for no compiler
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
-    ) -> Tensor:
-        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d). There is no dropout."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
+        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
         size, wide = value.shape[-1], query.shape[-1]
         queries, keys, values = (
             each[0].transpose(0, 1) for each in (query, key, functional.pad(value, (0, wide - size)))
@@ -124,10 +122,8 @@ class Intervals(NamedTuple):
     mask: BlockMask
     flex: Flex
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float = 0.0
-    ) -> Tensor:
-        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d). There is no dropout."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
+        """The output (1, S, h, d) of queries (1, h, S, d), keys and values (1, g, S, d)."""
         output = self.flex(query, key, value, block_mask=self.mask, scale=scaling, enable_gqa=True)
         return output.transpose(1, 2)
 

@@ -81,25 +81,28 @@ class BatchPictures:
         if not (batch.pictures and self.processor.family.three_axes):
             return batch.position_ids
         depth, (picture, index) = batch.position_ids[0], _parts(batch.token_ids[0])
-        saved, moved = torch.zeros_like(depth), torch.zeros(3, len(depth), dtype=torch.int64)
+        moved = torch.zeros(3, len(depth), dtype=torch.int64)  # of a token of a picture, against text in its place
+        saved = torch.zeros_like(depth)  # at the last token of a picture: its tokens less its positions
         for number, sha256 in enumerate(batch.pictures):
-            (axes, end), tokens = self._positions(sha256), (picture == number).nonzero()[:, 0]
+            axes, end = self._positions(sha256)
+            size, tokens = axes.shape[1], (picture == number).nonzero()[:, 0]
             moved[:, tokens] = axes[:, index[tokens]] - index[tokens]
-            saved[tokens[index[tokens] == axes.shape[1] - 1]] = axes.shape[1] - end
-        skipped = torch.tensor(_before(saved.tolist(), depth.tolist()))
-        return torch.cat([depth[None], depth - skipped + moved])[:, None]
+            last = tokens[index[tokens] == size - 1]
+            saved[last] = size - end
+        saved_before = torch.tensor(_before(saved.tolist(), depth.tolist()))
+        return torch.cat([depth[None], depth - saved_before + moved])[:, None]
 
-    def shown(self, token_ids: Tensor, pictures: Sequence[str], *, blank: str | None) -> ShownPictures | None:
+    def shown(self, token_ids: Tensor, pictures: Sequence[str], *, stand_in: str | None) -> ShownPictures | None:
         """The pictures that tokens show; None: none.
 
         Args:
             token_ids: (R, L) as the decoder computes them, with numbers for ``pictures``.
-            blank: a picture to compute where no token shows one, since other ranks compute some.
+            stand_in: a picture to compute where no token shows one, since other ranks compute some.
         """
         picture, index = _parts(token_ids.flatten())
         indices = (picture >= 0).nonzero()[:, 0]
         numbers = sorted(set(picture[indices].tolist()))
-        hashes = [pictures[number] for number in numbers] or ([] if blank is None else [blank])
+        hashes = [pictures[number] for number in numbers] or ([] if stand_in is None else [stand_in])
         if not hashes:
             return None
         first, total = torch.zeros(len(pictures), dtype=torch.int64), 0

@@ -36,11 +36,11 @@ def gathered_weights(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
         layer = adapted(part)
         if layer is not None:
             weight, *_ = (names.pop(id(tensor)) for tensor in layer)
-            with whole(engine, layer):
+            with gathered(engine, layer):
                 yield weight, merged_weight(part)
             continue
         tensors = [tensor for tensor in part.parameters(recurse=False) if id(tensor) in names]
-        with whole(engine, tensors):
+        with gathered(engine, tensors):
             for tensor in tensors:
                 yield names.pop(id(tensor)), tensor.detach()
     kept = policy.state_dict().keys()
@@ -48,8 +48,8 @@ def gathered_weights(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def whole(engine: DeepSpeedEngine, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Parameters are whole on every rank: gathered under ZeRO 3, as they are otherwise. Every rank must enter it."""
+def gathered(engine: DeepSpeedEngine, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Gather parameters on every rank, which only ZeRO 3 needs; every rank must enter the block."""
     with ExitStack() as stack:
         if parameters and engine.zero_optimization_stage() == 3:
             with without_deprecations():
@@ -62,7 +62,7 @@ def adapters(engine: DeepSpeedEngine) -> Iterator[tuple[str, Tensor]]:
     for name, part in engine.module.policy.named_modules():
         layer = adapted(part)
         if layer is not None:
-            with whole(engine, [layer.a, layer.b]):
+            with gathered(engine, [layer.a, layer.b]):
                 yield f"base_model.model.{name}.lora_A.weight", layer.a.detach()
                 yield f"base_model.model.{name}.lora_B.weight", layer.b.detach()
 
@@ -88,7 +88,7 @@ def fingerprint(engine: DeepSpeedEngine) -> str:
     for name, part in policy.named_modules():
         parameters = dict(part.named_parameters(recurse=False))
         frozen = [tensor for tensor in parameters.values() if not tensor.requires_grad]
-        with whole(engine, frozen):
+        with gathered(engine, frozen):
             for label, tensor in parameters.items():
                 shape = tuple(tensor.ds_shape) if engine.zero_optimization_stage() == 3 else tuple(tensor.shape)
                 digest.update(f"{name}.{label} {shape}\n".encode())
