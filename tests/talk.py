@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from condensegrpo.condensers.whole_units import Full
 from condensegrpo.core.condenser import Condenser
-from condensegrpo.core.messages import Message
+from condensegrpo.core.messages import Message, bare
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Problem
@@ -234,3 +234,8 @@ def play_all(
         return await asyncio.gather(*(play_one(parts, problem, environment) for problem in problems))
 
     return run_loop(episodes())
+
+
+def results(trajectory: Trajectory) -> list[str]:
+    """What the first call of every turn returned, or what the environment said."""
+    return [bare(turn.observations[0]) for turn in trajectory.turns if turn.observations]

@@ -6,7 +6,6 @@ import gc
 import gzip
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,8 +21,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from command import ROOT, succeed
 from scripted_training import train_on_replies
-from talk import agent, engine, play_all
-from waiting import eventually
+from talk import agent, engine, play_all, results
+from waiting import connections, eventually, free_port, wait_for_port
 
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import EnvironmentLost, PluginError
@@ -117,16 +116,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def address(script: str) -> Iterator[str]:
     """A server over HTTP."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, script, str(port)], stderr=subprocess.DEVNULL)
-
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    assert eventually(listens)
+    wait_for_port(port)
     yield f"http://127.0.0.1:{port}/mcp"
     process.kill()
     process.wait()
@@ -156,11 +148,6 @@ def play(task: Any, **options: Any) -> list[Trajectory]:
     parts = engine(agent(reply), max_turns=9, max_context_tokens=20_000, **{"tool_seconds": 30, **options})
 
     return play_all(parts, task.problems("train"), task.environment)
-
-
-def results(trajectory: Trajectory) -> list[str]:
-    texts = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
-    return [text.removeprefix("<result>").removesuffix("</result>") for text in texts]
 
 
 def test_tools_of_a_command_are_called_limited_and_refused(
@@ -324,11 +311,6 @@ def test_a_session_that_a_server_has_forgotten_is_opened_again(status: int) -> N
                 await asyncio.to_thread(pool.close)
 
     asyncio.run(scenario())
-
-
-def connections(port: int) -> list[Any]:
-    """Sockets of this process to a port of the server."""
-    return [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]
 
 
 def test_servers_that_start_while_their_episodes_are_given_up_are_ended(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -23,8 +22,8 @@ from aiohttp import WSMsgType, web
 from command import ROOT
 from PIL import Image
 from scripted_training import train_on_replies
-from talk import add, agent, engine, play_all
-from waiting import eventually
+from talk import add, agent, engine, play_all, results
+from waiting import connections, eventually, free_port, wait_for_port
 
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.background_loop import BackgroundLoop
@@ -173,15 +172,12 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def addresses(script: str) -> Iterator[dict[str, str]]:
     """Of the servers of orders and of the shop, which one process runs for the tests of the module."""
-    ports = {}
-    for style in ("orders", "shop"):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            ports[style] = free.getsockname()[1]
+    ports = {style: free_port() for style in ("orders", "shop")}
     process = subprocess.Popen(
         [PYTHON, script, *(text for style, port in ports.items() for text in (str(port), style, "32"))]
     )
     for port in ports.values():
-        wait_for(port)
+        wait_for_port(port)
     yield {style: f"http://127.0.0.1:{port}" for style, port in ports.items()}
     process.kill()
     process.wait()
@@ -199,16 +195,6 @@ def shop(addresses: dict[str, str]) -> dict[str, Any]:
 
 def command(script: str, style: str, capacity: int) -> dict[str, Any]:
     return {"command": [str(PYTHON), script, "{port}", style, str(capacity)]}
-
-
-def wait_for(port: int) -> None:
-    """Wait until a server listens."""
-
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    assert eventually(listens)
 
 
 def started(script: str) -> list[list[str]]:
@@ -260,27 +246,17 @@ def play(task: Any, say: Callable[[str], str] = reply, **options: Any) -> list[T
     return play_all(parts, task.problems("train"), task.environment)
 
 
-def observed(trajectory: Trajectory) -> list[str]:
-    texts = [turn.observations[0].text for turn in trajectory.turns if turn.observations]
-    return [text.removeprefix("<result>").removesuffix("</result>") for text in texts]
-
-
-def connections(port: int) -> list[Any]:
-    """Sockets of this process to a port of a server."""
-    return [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port]
-
-
 def test_a_reply_fills_a_field_of_the_action_and_rewards_are_the_outcome(
     tmp_path: Path, orders: dict[str, Any]
 ) -> None:
     played = task(tmp_path, ["say one;<action> say two </action>;end"], orders, show=["text"], system="Obey.")
     (trajectory,) = play(played)
     assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.75), trajectory.detail
-    assert observed(trajectory) == ["one", "two", ""]  # the last one too, which is empty
+    assert results(trajectory) == ["one", "two", ""]  # the last one too, which is empty
     first = trajectory.turns[0].context
     assert [message.text for message in first] == ["Obey.", "say one;<action> say two </action>;end\nhi 7"]
     (again,) = play(task(tmp_path, ["say one;end"], orders, action={"number": 3}, outcome="last"))
-    assert (again.outcome, observed(again)[0]) == (0.25, '{"text": "one", "number": 3}')
+    assert (again.outcome, results(again)[0]) == (0.25, '{"text": "one", "number": 3}')
 
 
 def test_fields_of_an_observation_are_shown_as_pictures(tmp_path: Path, orders: dict[str, Any]) -> None:
@@ -329,7 +305,7 @@ def test_an_action_that_the_server_refuses_is_no_step_and_an_environment_that_ra
 ) -> None:
     options = {"action_field": "number", "action": {"order": "end"}}
     (trajectory,) = play(task(tmp_path, ["many;4"], orders, **options))
-    assert observed(trajectory)[0].startswith("Error: Invalid message; number: Input should be a valid integer")
+    assert results(trajectory)[0].startswith("Error: Invalid message; number: Input should be a valid integer")
     assert (trajectory.stop, trajectory.outcome) == (StopReason.FINISHED, 0.25)
     raised, endless = play(task(tmp_path, ["raise what;end", "say again"], orders), max_turns=3)
     assert raised.stop is StopReason.ENVIRONMENT_ERROR
@@ -351,7 +327,7 @@ def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path
 
     played = task(tmp_path, asked, shop, show=["metadata"])
     paid, slow, none = play(played, say, tool_seconds=4, max_output_tokens=300)
-    known, unknown, missing, _ = observed(paid)
+    known, unknown, missing, _ = results(paid)
     assert known == "25"
     assert unknown.startswith("Error: Error calling tool 'price'")
     assert missing.startswith("Error: price: missing a required argument: 'item'")
@@ -359,7 +335,7 @@ def test_tools_of_an_environment_are_called_limited_and_end_the_episode(tmp_path
     assert paid.turns[0].context[-1].text.endswith('\n{"status": "open"}')
     # the answer that came too late is not that of the next call, and what it paid counts
     assert not slow.detail
-    assert observed(slow) == ["Error: later did not finish within 4 seconds", "25"]
+    assert results(slow) == ["Error: later did not finish within 4 seconds", "25"]
     assert (slow.stop, slow.answer, slow.outcome) == (StopReason.ANSWERED, "done", 1.0)
     assert (none.stop, none.answer, none.outcome) == (StopReason.ANSWERED, "nothing", None)
 
@@ -420,7 +396,7 @@ def test_a_server_of_a_command_is_shared_guarded_started_again_and_leaves_nothin
     server = {**command(script, "orders", 8), **given}
     played = task(tmp_path, [f"sleep 0.02;say {number};secret;end" for number in range(32)], server, show=["text"])
     trajectories = play(played)
-    assert [observed(trajectory) for trajectory in trajectories] == [
+    assert [results(trajectory) for trajectory in trajectories] == [
         ["0.02", str(number), "SHOP_NAME,SHOP_TOKEN", ""] for number in range(32)
     ]
     (guard,) = guards(script)
@@ -432,14 +408,14 @@ def test_a_server_of_a_command_is_shared_guarded_started_again_and_leaves_nothin
     both = task(tmp_path, ["end", "end"], *servers, show=["text"])
     assert [trajectory.stop for trajectory in play(both)] == [StopReason.FINISHED] * 2
     for each in guards(script):
-        wait_for(int(each[each.index(script) + 1]))
+        wait_for_port(int(each[each.index(script) + 1]))
     asked = ["sleep 0.5;die;end"] * 2  # the other server ignores it
     died, other = sorted(
         play(with_replies(both, *asked)), key=lambda trajectory: trajectory.stop is StopReason.FINISHED
     )
     assert died.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search("the OpenEnv server s0 ended the session: it ended with exit code 3: out of paper", died.detail)
-    assert (other.stop, observed(other)) == (StopReason.FINISHED, ["0.5", "", ""]), other.detail
+    assert (other.stop, results(other)) == (StopReason.FINISHED, ["0.5", "", ""]), other.detail
     again = play(with_replies(both, "end", "end"))
     assert [trajectory.stop for trajectory in again] == [StopReason.FINISHED] * 2
     assert len(guards(script)) == 2  # with that of the other task
@@ -534,7 +510,7 @@ def test_a_server_that_speaks_otherwise_ends_the_episode(
 def test_large_results_are_shortened_or_end_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:
     scripts = ["large 1;end", "large 17;end", "say one;end"]
     shortened, refused, other = play(task(tmp_path, scripts, orders, show=["text"]), max_context_tokens=200_000)
-    assert (len(observed(shortened)[0]), shortened.stop) == (100_034, StopReason.FINISHED)
+    assert (len(results(shortened)[0]), shortened.stop) == (100_034, StopReason.FINISHED)
     assert refused.stop is StopReason.ENVIRONMENT_ERROR
     assert "the OpenEnv server s0: its answer exceeds 16 MiB" in refused.detail
     assert other.stop is StopReason.FINISHED
@@ -586,7 +562,8 @@ def test_a_step_that_takes_too_long_ends_the_episode(tmp_path: Path, orders: dic
     assert other.stop is StopReason.FINISHED
 
 
-def test_no_redirect_gets_the_headers_of_a_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("redirected", ["/schema", "/ws"])
+def test_no_redirect_gets_the_headers_of_a_server(tmp_path: Path, redirected: str) -> None:
     given = list[str | None]()
 
     async def schema(_: web.Request) -> web.Response:
@@ -597,10 +574,10 @@ def test_no_redirect_gets_the_headers_of_a_server(tmp_path: Path) -> None:
 
     async def elsewhere(request: web.Request) -> web.Response:
         given.append(request.headers.get("token"))
-        return web.Response()
+        return web.json_response(ORDERS)
 
-    routes = [web.get("/schema", schema), web.get("/ws", moved), web.get("/elsewhere", elsewhere)]
-    with serving(routes) as server:
+    handlers = {"/schema": schema, redirected: moved, "/elsewhere": elsewhere}
+    with serving([web.get(path, handler) for path, handler in handlers.items()]) as server:
         (trajectory,) = play(task(tmp_path, ["say"], {**server, "headers": {"token": "t0p-secret"}}))
     assert "the OpenEnv server s0 answered 307 (a redirect), wanted" in trajectory.detail
     assert given == []

@@ -14,13 +14,12 @@ import psutil
 import pytest
 from command import ROOT
 from scripted_training import train_on_replies
-from talk import agent, engine, play_all
+from talk import agent, engine, play_all, results
 from waiting import eventually
 
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
-from condensegrpo.core.messages import bare
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.settings import CondenseSettings
 
@@ -289,10 +288,6 @@ def play(task: Any, questions: Sequence[str], **options: Any) -> list[Trajectory
     problems = [problem for problem in task.problems("train") if problem.question in questions]
 
     return play_all(parts, problems, task.environment)
-
-
-def results(trajectory: Trajectory) -> list[str]:
-    return [bare(turn.observations[0]) for turn in trajectory.turns if turn.observations]
 
 
 def test_tasks_are_problems_that_the_splits_do_not_share(shop: Any) -> None:
