@@ -22,7 +22,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from condensegrpo.core.process import undo_all
+from condensegrpo.core.process import run_clean_ups
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -79,7 +79,7 @@ class StopRequest:
 def exit_immediately(number: int, frame: FrameType | None) -> None:
     """Undo unfinished work and exit; an ordinary exit would wait for the thread of a sampler."""
     _write(b"\ninterrupted\n")
-    undo_all()
+    run_clean_ups()
     os._exit(128 + number)
 
 

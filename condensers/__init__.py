@@ -1,4 +1,4 @@
 """Condensers: how a history is rewritten before a turn.
 
-They import ``core`` only. Start with ``last_k.py``.
+They import ``core`` only. Start with ``whole_units.py``.
 """

@@ -2,16 +2,16 @@
 
 An anchor is a part of a text that a summary in other words would lose:
 
-Build 1142 failed: ValueError: bad id 'u_17' in src/app.py:88
-number 1142 · error ValueError: bad id 'u_17' in src/app.py:88
+    Build 1142 failed: ValueError: bad id 'u_17' in src/app.py:88
+    number 1142 · error ValueError: bad id 'u_17' in src/app.py:88
 
 They are kept beside what is shown:
 
-the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
-0  ls  ─▶  src/app.py src/db.py            ┐  Verbatim from omitted turns:  src/app.py  src/db.py  1142
-1  make  ─▶  build 1142 …                  ┘  [turns up to 1 omitted, parts of them verbatim above: 96 tokens]
-2  test  ─▶  KeyError: 'u_17' …               [turn 2, tool result omitted: 88 tokens] verbatim: KeyError: 'u_17'
-3, 4                                          unchanged
+    the wrapped condenser drops 0 and 1 and masks the result of 2, of five units
+    0  ls  ─▶  src/app.py src/db.py            ┐  Verbatim from omitted turns:  src/app.py  src/db.py  1142
+    1  make  ─▶  build 1142 …                  ┘  [turns up to 1 omitted, parts of them verbatim above: 96 tokens]
+    2  test  ─▶  KeyError: 'u_17' …               [turn 2, tool result omitted: 88 tokens] verbatim: KeyError: 'u_17'
+    3, 4                                          unchanged
 """
 
 import re

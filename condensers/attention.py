@@ -28,9 +28,8 @@ class AttentionCondenser(Condenser):
     A history within the budget is returned unchanged and not scored. Dropped units leave no placeholder.
     """
 
-    scorer: str = (
-        "policy"  # whose attention: policy, leave_one_out, or a frozen model's folder or Hub id; policy@0,1: layers
-    )
+    # whose attention: policy, leave_one_out, or a frozen model's folder or Hub id; policy@0,1: layers
+    scorer: str = "policy"
     smoothing: Annotated[float, Ge(0), Lt(1)] = 0.5  # weight of earlier turns in a score; 0: each turn by itself
     lookback: Annotated[int, Ge(0)] = 2  # earlier turns that are scored again; each costs one pass unless cached
     hysteresis: Annotated[float, Ge(1)] = 1.25  # factor by which a dropped unit must be better to return
@@ -76,7 +75,7 @@ class AttentionCondenser(Condenser):
 def choose_units(worth: Sequence[float], costs: Sequence[int], room: int) -> list[int]:
     """The newest unit, then the units of the greatest worth that still fit; at equal worth the newer unit.
 
-    Worth 3 1 2 and the newest, costs 4 1 4 2, room 8 ─▶ 3 (2), 0 (4), 2 does not fit, 1 (1)
+        Worth 3 1 2 and the newest, costs 4 1 4 2, room 8 ─▶ 3 (2), 0 (4), 2 does not fit, 1 (1)
 
     Args:
         worth: of every unit but the newest.

@@ -2,9 +2,9 @@
 
 ``image_caption`` lets the policy write a line about pictures before they are omitted, in a condense turn, trained:
 
-turn 4   act        … u3 with its picture                  → reply, which becomes u4 with a picture
-turn 5   condense   … u3 with its picture, u4 "sum up"     → "the code is 4 7"    turn 4 continued by ids
-turn 6   act        … u3 with the line and the text, u4    → reply                declared condensation
+    turn 4   act        … u3 with its picture                  → reply, which becomes u4 with a picture
+    turn 5   condense   … u3 with its picture, u4 "sum up"     → "the code is 4 7"    turn 4 continued by ids
+    turn 6   act        … u3 with the line and the text, u4    → reply                declared condensation
 """
 
 import io

@@ -49,7 +49,7 @@ class ObservationMask(Condenser):
     async def condense(self, history: History, budget: Budget) -> Condensed:
         """The units with their old results masked."""
         units = history.units
-        last = len(units) - 1 if self.keep else len(units)  # and what follows is never masked
+        last = len(units) - 1 if self.keep else len(units)  # the newest unit is never masked unless keep=0
         spare = range(last - 1, max(len(units) - self.keep, 0) - 1, -1)
 
         def mask(index: int) -> Unit:

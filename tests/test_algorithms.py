@@ -14,7 +14,7 @@ from command import ROOT
 from estimating import ESTIMATORS, LOSSES, estimate
 
 from condensegrpo.assembly.build import build
-from condensegrpo.assembly.components import indices
+from condensegrpo.assembly.data_order import problem_indices
 from condensegrpo.config.load import load_config
 from condensegrpo.core.errors import CondenseError, RolloutError, TooManyFailed
 from condensegrpo.core.observer import Observer
@@ -189,7 +189,7 @@ def test_broken_problems_among_those_sampled_anew_do_not_end_the_run(warm: str, 
     folder, observer = tmp_path / "run", Listening()
     chosen = ("algorithm={advantage: {estimator: grpo}, resample_rounds: 2}", "train.steps=1")
     ledger = Ledger(min_ops=2, max_ops=3).problems("train")
-    sound = [ledger[index].id for index in indices(seed=0, step=0, count=8, size=len(ledger))]
+    sound = [ledger[index].id for index in problem_indices(seed=0, step=0, count=8, size=len(ledger))]
     task = (
         f"task={{name: '{ROOT}/tests/flaky_task.py:Flaky', "
         f"options: {{min_ops: 2, max_ops: 3, eval_problems: 8, sound: {json.dumps(sound)}}}}}"

@@ -222,10 +222,10 @@ def test_turns_are_numbered_over_all_rows_and_told_apart_where_they_touch() -> N
 
 
 def test_turns_that_overlap_or_leave_their_row_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"samples the places range\(1, 3\) of 2 tokens"):
+    with pytest.raises(ValueError, match=r"samples the positions range\(1, 3\), wanted .* in a row of 2 tokens"):
         replace(row("5 6*"), turns=(TrainedTurn(turn=0, start=1, logprobs=(-1.0, -1.0), advantage=1.0, weight=1.0),))
     one = row("5 6* 7").turns[0]
-    with pytest.raises(ValueError, match="wanted them behind those of the turn before it, which end at 2"):
+    with pytest.raises(ValueError, match="that follow those of the turn before, ending at 2"):
         replace(row("5 6* 7"), turns=(one, one))
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from condensegrpo.assembly import runtime
-from condensegrpo.assembly.components import Components, problems
+from condensegrpo.assembly.components import Components, read_problems
 from condensegrpo.assembly.scorers import check_scorers
 from condensegrpo.config.checks import check_values
 from condensegrpo.config.load import evaluations, in_evaluation
@@ -66,7 +66,7 @@ def build(config: RunConfig, base: Components | None = None, objects: Objects = 
 
 
 def _out_of_reach(components: Components, sampler: object) -> Iterator[str]:
-    """What the worker processes of a configuration cannot have."""
+    """The faults of a configuration whose worker processes would need what is in this process."""
     config, scorers, processes = components.config, components.condenser.scorers, "rollout.workers.processes"
     objects = ", ".join(name for name in components.objects if name != config.sampler.name)
     faults = (
@@ -138,7 +138,7 @@ def build_components(config: RunConfig, base: Components | None = None, objects:
     return Components(
         config=config,
         task=task,
-        problems=base.problems if base is not None and base.task is task else cache(partial(problems, task)),
+        problems=base.problems if base is not None and base.task is task else cache(partial(read_problems, task)),
         reward=reward,
         condenser=condenser,
         toolbox=part(
@@ -163,7 +163,7 @@ def _signal(make: Callable[[ModuleType], Any]) -> Any:  # noqa: ANN401  a part o
 
 
 def _together(*makes: Callable[[], Any]) -> list[Any]:
-    """What some functions return; of those that fail, all faults are reported at once."""
+    """The results of some functions; if some fail, all faults are reported at once."""
     made, faults = [], list[ConfigError]()
     for make in makes:
         try:

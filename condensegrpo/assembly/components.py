@@ -1,9 +1,7 @@
 """What a configuration builds, once: evaluations and variants share every part that their settings leave the same."""
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from condensegrpo.config.schema import RunConfig
@@ -48,7 +46,7 @@ class Components:
         return known[settings.skip : settings.skip + settings.problems]
 
 
-def problems(task: Task, split: Split) -> Sequence[Problem]:
+def read_problems(task: Task, split: Split) -> Sequence[Problem]:
     """Read the problems of a split."""
     with plugin_code(f"making the {split} problems of the task", ConfigError):
         split_problems = task.problems(split)
@@ -67,32 +65,3 @@ def problems(task: Task, split: Split) -> Sequence[Problem]:
                 f"such as a list{at_definition(task)}."
             )
     return split_problems
-
-
-# Which problems a step trains on: a function of (seed, step) alone, so that the data cursor of a run *is* its step.
-
-
-@lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, size: int) -> tuple[int, ...]:
-    order = list(range(size))
-    random.Random(f"order-{seed}-{epoch}").shuffle(order)
-    return tuple(order)
-
-
-def indices(*, seed: int, step: int, count: int, size: int) -> tuple[int, ...]:
-    """The indices of the problems of one step: ``count`` of ``size``, each once an epoch.
-
-    Every epoch has another order. Step 0 takes the first ``count`` of the first epoch's, step 1 the next, across the
-    borders of epochs.
-    """
-    cursor = range(step * count, (step + 1) * count)
-    return tuple(_permutation(seed, position // size, size)[position % size] for position in cursor)
-
-
-def spare_indices(*, seed: int, step: int, number: int, count: int, size: int, used: Sequence[int]) -> tuple[int, ...]:
-    """The indices of ``count`` further problems for round ``number`` of a step, none of ``used`` as long as there are
-    others. They do not move the cursor: the data comes in its own order later, whatever was drawn here.
-    """
-    draw = random.Random(f"spare-{seed}-{step}-{number}")
-    fresh = [index for index in draw.sample(range(size), min(size, count + len(set(used)))) if index not in used]
-    return tuple((fresh + draw.choices(range(size), k=max(0, count - len(fresh))))[:count])

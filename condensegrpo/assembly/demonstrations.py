@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import count, islice
 
-from condensegrpo.assembly.components import Components, indices
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.data_order import problem_indices
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.assembly.scorers import NEEDED, frozen_model, open_scorers, split_layers
 from condensegrpo.core.background_loop import BackgroundLoop
@@ -29,10 +30,10 @@ from condensegrpo.episodes.render import OPENING, Renderer
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 TOGETHER = 16  # episodes of an expert that are played at the same time
-KEPT = 4096  # problems of a task whose episodes are kept: played again they would be the same
+CACHED_EPISODES = 4096  # kept by tasks of at most as many problems: played again they would be the same
 DONE = (StopReason.ANSWERED, StopReason.FINISHED)  # how an episode of an expert should end
-NO_ROOM = (StopReason.TURN_LIMIT, StopReason.CONTEXT_OVERFLOW, StopReason.OUTPUT_LENGTH)
-CACHED = 8192  # contexts and replies that are kept in tokens: demonstrations repeat
+NO_ROOM = (StopReason.TURN_LIMIT, StopReason.CONTEXT_OVERFLOW, StopReason.OUTPUT_LENGTH)  # stops by rollout.limits
+CACHED_TEXTS = 8192  # contexts and replies whose tokens are kept: demonstrations repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +82,13 @@ class Demonstrations:
         """Turns that a task makes; they repeat, so that their tokens are kept."""
         renderer, toolbox = self.engine.renderer, self.engine.toolbox
 
-        @lru_cache(CACHED)
+        @lru_cache(CACHED_TEXTS)
         def prompt(context: tuple[Message, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
             messages = renderer.store_media(toolbox.introduced(context))
             media = tuple(part.sha256 for message in messages for part in message.media)
             return tuple(renderer.prompt(messages)), media
 
-        reply = lru_cache(CACHED)(renderer.reply_ids)
+        reply = lru_cache(CACHED_TEXTS)(renderer.reply_ids)
         for turn in turns:
             ids, media = prompt(turn.context)
             yield DemonstratedTurn(prompt_ids=ids, reply_ids=reply(turn.reply, ids[-OPENING:]), shown=turn, media=media)
@@ -96,12 +97,12 @@ class Demonstrations:
         problems, kept = self.problems("train"), dict[int, Sequence[DemonstratedTurn]]()
         size, given_up = len(problems), 0  # problems in a row
         for step in count():
-            batch = indices(seed=seed, step=step, count=min(TOGETHER, size), size=size)
+            batch = problem_indices(seed=seed, step=step, count=min(TOGETHER, size), size=size)
             fresh = [*dict.fromkeys(index for index in batch if index not in kept)]
             with BackgroundLoop("expert") as loop:
                 played = loop.run(self._played([problems[index] for index in fresh], seed))
             episodes = {**kept, **dict(zip(fresh, played, strict=True))}
-            if size <= KEPT:
+            if size <= CACHED_EPISODES:
                 kept = episodes
             turns = [turn for index in batch for turn in episodes[index]]
             given_up = 0 if turns else given_up + len(batch)

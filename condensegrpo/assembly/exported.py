@@ -14,7 +14,7 @@ from condensegrpo.episodes.engine import Engine
 from condensegrpo.storage.media import MediaFolder
 
 CONDENSER = "condenser.yaml"
-STAND_IN = "ledger"  # a configuration names a task; an exported policy acts in the world of whoever runs it
+STAND_IN = "ledger"  # a configuration names a task; the program that runs an exported policy has its own
 NOTHING_TRAINED = {"tokens_per_micro_batch": 1_000_000_000}  # no context is too long for a learner
 ROLLOUT = ("limits", "condense", "tools", "template_options")  # keys of the rollout that shape a context
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pprint import saferepr
 
-from condensegrpo.assembly.components import Components, indices
+from condensegrpo.assembly.components import Components
+from condensegrpo.assembly.data_order import problem_indices
 from condensegrpo.assembly.demonstrations import made_turns
 from condensegrpo.core.defaults import overrides
 from condensegrpo.core.errors import DataError
@@ -77,7 +78,7 @@ def _trained(components: Components) -> Iterator[tuple[str, Problem]]:
     if not config.algorithm.resample_rounds:
         count, size = config.train.problems_per_step, len(problems)
         steps = range(min(config.train.steps, -(-size // count)))  # the first epoch has all problems
-        used = {at for step in steps for at in indices(seed=config.seed, step=step, count=count, size=size)}
+        used = {at for step in steps for at in problem_indices(seed=config.seed, step=step, count=count, size=size)}
     yield from (("the training problems", problems[at]) for at in used)
 
 
@@ -86,7 +87,7 @@ def _demonstrated(components: Components) -> Iterator[tuple[str, Problem]]:
     count = min(config.warm_start.steps * config.warm_start.turns_per_step, DEMONSTRATIONS)
     if count and overrides(task, Task.expert):
         problems = components.problems("train")
-        played = indices(seed=config.seed, step=0, count=min(count, len(problems)), size=len(problems))
+        played = problem_indices(seed=config.seed, step=0, count=min(count, len(problems)), size=len(problems))
         yield from (("the demonstrations of the warm start", problems[at]) for at in played)
     if not count or not overrides(task, Task.demonstrations):
         return

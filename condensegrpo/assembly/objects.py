@@ -117,7 +117,7 @@ def _name_of(objects: dict[str, object], given: object) -> str:
 
 
 def _import_path(given: type) -> str:
-    """Where a class is, as a configuration names it: ``path/to/file.py:Name``."""
+    """The place of a class, as a configuration names it: ``path/to/file.py:Name``."""
     file = getattr(sys.modules.get(given.__module__), "__file__", None)
     if given.__module__ == "__main__" or "." in given.__qualname__ or file is None:
         raise ConfigError(
@@ -129,7 +129,7 @@ def _import_path(given: type) -> str:
 
 
 def described_objects(config: RunConfig, objects: Objects) -> tuple[str, ...]:
-    """What to know of a run whose parts are objects, as lines of its log."""
+    """The lines of the log of a run whose parts are objects."""
     if not objects:
         return ()
     names = ", ".join(name.removeprefix(OBJECT) for name in objects)

@@ -85,7 +85,7 @@ def open_learner(
 
 
 def choices(config: RunConfig, learner: DeepSpeedEngine) -> list[str]:
-    """What an open learner chose by itself, for the log."""
+    """The choices that an open learner made by itself, for the log."""
     notes = [learner.module.describe(learner.device)]
     if checkpointed := _checkpointed(config, learner.module.policy):
         notes.append(

@@ -197,7 +197,7 @@ def _script(toolbox: Toolbox, problem: Problem) -> Sequence[str]:
 
 
 def _faults(components: Components, problem: Problem, scored: Sequence[ScoredTrajectory]) -> Iterator[str]:
-    """What failed, but not at once or in every trajectory; raises ConfigError if the first episode failed.
+    """The failures that are not of every trajectory; raises ConfigError if the first episode failed.
 
     The single episode of an evaluation is too short for some rewards, which are rehearsed in training.
     """
@@ -254,7 +254,7 @@ def _check_texts(components: Components, renderer: Renderer, scored: Sequence[Sc
 
 
 def _texts(components: Components, pinned: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """What the policy reads, by what it is; not the observations, which answer scripted replies."""
+    """The texts that the policy reads, with their names; not the observations, which answer scripted replies."""
     yield "system message and question", "\n".join(message.text for message in pinned)
     if schemas := components.toolbox.template_schemas:
         yield "the tools that the chat template shows", tool_text(schemas)

@@ -130,13 +130,13 @@ def open_trackers(config: RunConfig) -> tuple[Tracker, ...]:
 
 
 def evaluation_temperature(config: RunConfig) -> float:
-    """Of the replies of an evaluation: by default as in training."""
+    """The temperature of the replies of an evaluation, by default that of training."""
     temperature = config.evaluate.temperature
     return config.rollout.temperature if temperature is None else temperature
 
 
 def provenance(config: RunConfig, *, model: str, step: int | None, evaluation: str | None = None) -> Provenance:
-    """What a file of trajectories is for, and what they are sampled with."""
+    """The purpose of a file of trajectories, and the settings that they are sampled with."""
     most = config.rollout.limits.max_context_tokens
     return Provenance(
         evaluation=evaluation,

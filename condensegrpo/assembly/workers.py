@@ -49,7 +49,7 @@ PLAIN_DATA = "Make Problem.data of plain values, or set rollout.workers.processe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerSettings:
-    """What a player is built from."""
+    """The settings that a player is built from."""
 
     config: RunConfig
     source: str  # folder or Hub id of the policy's tokenizer and chat template
@@ -151,7 +151,7 @@ class SharingPlayer:
         return scored
 
     def counts(self) -> Mapping[str, float]:
-        """What the condensers counted since the last call."""
+        """The counts of the condensers since the last call."""
         counted, self.counted = self.counted, Counter()
         return counted
 

@@ -1,7 +1,7 @@
 """From YAML files and ``key=value`` overrides to a configuration, and back to YAML.
 
-extends: search_base          a path relative to this file, or the name of a shipped configuration; or a list,
-train: {steps: 10}            of which later files win. Mappings are merged, lists and scalars replaced.
+    extends: search_base          a path relative to this file, or the name of a shipped configuration; or a list,
+    train: {steps: 10}            of which later files win. Mappings are merged, lists and scalars replaced.
 
     reward: {name: my/reward.py:Brief}   ─▶   reward: {name: /home/me/project/my/reward.py:Brief}
 
@@ -191,7 +191,7 @@ def vary(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
 
 
 def evaluations(config: RunConfig) -> dict[str, RunConfig]:
-    """What a configuration evaluates on: ``held-out``, its own problems, then each of ``evaluate.variants``."""
+    """The evaluations of a configuration: ``held-out``, its own problems, then each of ``evaluate.variants``."""
     found = {HELD_OUT: config}
     for name, overrides in config.evaluate.variants.items():
         with in_evaluation(name):

@@ -128,7 +128,7 @@ def _parameters(factory: Callable[..., object]) -> dict[str, Parameter]:
 def _factory_and_arguments(
     kind: str, name: str, options: Mapping[str, object], supplied: Mapping[str, object]
 ) -> tuple[Callable[..., object], dict[str, object]]:
-    """What a name stands for, and its validated arguments: options, and what is supplied where the signature has it."""
+    """The class or function of a name, and its validated arguments: options, and supplied ones of its signature."""
     factory, where = load_plugin(kind, name), _where(kind, name)
     if not callable(factory):
         raise PluginError(f"{where}: found {factory!r:.80}, wanted a class or function.")

@@ -1,6 +1,6 @@
 """The configuration of a resumed run, what it changes, and the record of every change in the run's folder.
 
-configurations.jsonl    {"first_step": 0, "config": {…}}     the configuration of step 0, the evaluation before training
+configurations.jsonl    {"first_step": 0, "config": {…}}     the configuration of step 0, the first evaluation
                         {"first_step": 21, "config": {…}}    resumed after step 20 with other settings
 """
 
@@ -70,7 +70,7 @@ class Change:
 
 
 def allowed_changes(folder: RunFolder, after: RunConfig, *, allow_changes: bool) -> tuple[Change, ...]:
-    """What a configuration changes since a run was last started."""
+    """The changes of a configuration since a run was last started."""
     changes = changes_between(config_at(folder, sys.maxsize), after)
     if (Path(after.runs_dir) / after.name).resolve() == folder.path.resolve():  # where it is, however it came there
         changes = tuple(change for change in changes if change.key != "runs_dir")
@@ -111,7 +111,7 @@ def learned_otherwise(folder: RunFolder, config: RunConfig) -> bool:
 
 
 def recorded_changes(folder: RunFolder) -> tuple[Change, ...]:
-    """What was changed by all resumes of a run, in order."""
+    """The changes by all resumes of a run, in order."""
     pairs = pairwise(_history(folder))
     return tuple(change for (_, old), (step, new) in pairs for change in changes_between(old, new, first_step=step))
 

@@ -36,7 +36,7 @@ from condensegrpo.learner.settings import (
 )
 from condensegrpo.sandbox.calls import SandboxLimits
 
-# Of a folder, or in a metric's name; file systems allow 255 bytes, and some files begin with it
+# the name of a folder, or a part of a metric's name; file systems allow 255 bytes, and some files begin with it
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9=._-]*$", max_length=200)]
 
 
@@ -124,7 +124,7 @@ class RolloutSettings(Section):
     condense: CondenseSettings = CondenseSettings()
     tools: ToolSettings = ToolSettings()
     temperature: float = Field(default=1.0, ge=0)
-    """Of the sampling; 0 takes the likeliest token."""
+    """Sampling temperature; 0 takes the likeliest token."""
     template_options: dict[str, Any] = {}
     """Extra variables of the chat template, such as enable_thinking."""
     answer_form: str | None = None
@@ -176,7 +176,7 @@ class LearnerSettings(Section):
 
     optimiser: Annotated[OptimizerSettings, BeforeValidator(partial(_completed, LEARNER_OPTIMISER))] = LEARNER_OPTIMISER
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """Of DeepSpeed: what ranks share out, from stage 1 on optimiser, gradients, weights."""
+    """DeepSpeed's ZeRO stage. Ranks share out: 0 nothing, 1 the optimiser's state, 2 also gradients, 3 also weights."""
     offload: OffloadSettings = OffloadSettings()
     tokens_per_micro_batch: int = Field(default=16384, ge=16)
     """Largest packed micro-batch, in tokens; no row is ever split."""
@@ -243,7 +243,7 @@ class EvaluateSettings(Section):
     problems: int = Field(default=256, ge=1)
     """Most problems of an evaluation."""
     skip: int = Field(default=0, ge=0)
-    """Held-out problems before the first that is evaluated: settings are chosen on some, and results are of others."""
+    """Held-out problems before the first that is evaluated: tune on the first N, report on the rest."""
     samples: int = Field(default=1, ge=1)
     """Trajectories a problem."""
     temperature: float | None = Field(default=None, ge=0)
@@ -282,7 +282,7 @@ class RunConfig(Section):
     runs_dir: str = "runs"
     """Folder of the run's folder."""
     seed: int = Field(default=0, ge=0)
-    """Of the order of problems and of all sampling."""
+    """Seed of the order of problems and of all sampling."""
     model: ModelSettings
     task: TaskUse
     condenser: CondenserUse = CondenserUse()

@@ -72,7 +72,7 @@ def parse(kind: type[S], tree: object, *, source: str, overrides: Sequence[str] 
 
 
 class _Fault(NamedTuple):
-    """What is wrong at a key."""
+    """A fault at a key."""
 
     path: KeyPath
     said: str
@@ -113,9 +113,8 @@ def _faults(kind: type[BaseModel], errors: Sequence[Any], tree: object) -> Itera
         by_place.setdefault((*_reached(tree, error["loc"]), *missing), []).append(error)
     for place, its in by_place.items():
         in_union = any(len(error["loc"]) > len(place) for error in its)
-        if not (
-            in_union and any(other[: len(place)] == place != other for other in by_place)
-        ):  # a mapping is read as such
+        # a mapping in a union is read as the member that is one: its faults are those of its keys
+        if not (in_union and any(other[: len(place)] == place != other for other in by_place)):
             yield _Fault(place, _said(kind, place, its), unknown=its[0]["type"] in UNKNOWN)
 
 

@@ -29,7 +29,7 @@ class Study(Section):
     """
 
     name: Name
-    """Of the folder of the study, below ``runs``."""
+    """Name of the folder of the study, below ``runs``."""
     question: str | None = None
     """What the study answers; the results begin with it."""
     config: str

@@ -44,7 +44,7 @@ class Use(Section):
     base: ClassVar[type] = object  # whose own methods of these names only raise
     of_function: ClassVar[str] = "a function takes them by functools.partial"  # how an object gets its options
     name: str
-    """Of an installed plug-in, or path/to/file.py:Name."""
+    """Name of an installed plug-in, or path/to/file.py:Name."""
     options: dict[str, Any] = {}
     """Keyword arguments of the plug-in."""
 
@@ -153,7 +153,7 @@ class RewardUse(Use):
         return reward
 
     def of_one_kind(self, objects: Objects, /, **supplied: object) -> Reward | GroupReward | TurnReward:
-        """A reward for outcomes, for groups or for turns: with two of them, which is meant?"""
+        """The reward, if it has exactly one of the methods of ``KINDS_OF_REWARD``: with two it would be ambiguous."""
         reward = super().build(objects, **supplied)
         present = [method for method in KINDS_OF_REWARD if hasattr(reward, method)]
         if len(present) != 1:

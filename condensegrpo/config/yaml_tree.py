@@ -81,12 +81,12 @@ def parse_yaml(text: str) -> Any:  # noqa: ANN401  a YAML tree
 
 
 def dump(tree: Mapping[str, Any]) -> str:
-    """A tree as YAML; ``load`` reads it back to an equal tree."""
+    """A tree as YAML; ``parse_yaml`` reads it back to an equal tree."""
     return yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def dump_commented(tree: Mapping[str, Any], comment: Callable[[KeyPath], str]) -> str:
-    """A tree as YAML with a comment behind every leaf; ``load`` reads it back to an equal tree."""
+    """A tree as YAML with a comment after every leaf; ``parse_yaml`` reads it back to an equal tree."""
     text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
     root = yaml.compose(text, Loader=_Loader)
     ends = list(_ends(root)) if root else []

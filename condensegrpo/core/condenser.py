@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSummary:
-    """What the policy wrote."""
+    """A text that the policy, or another model, wrote for a condenser."""
 
     text: str  # special tokens in it are text
     finish: FinishReason  # a text that was cut off by length is no summary
@@ -58,12 +58,13 @@ WriteSummary = Callable[[Request], Awaitable[WrittenSummary]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What the units of a condensed prompt may take, and who helps."""
+    """The tokens that a condensed prompt may have, and the means of a condenser."""
 
     tokens: int  # of all units together: what system message and question leave
-    prompt_tokens: int  # of the whole prompt, and of what scorers read at once; in ``check`` of a request for a text
+    prompt_tokens: int  # of the largest whole prompt; scorers read at most as much, ``check`` gets the largest request
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # by name, those of ``Condenser.scorers``
-    # samples a condense turn; None: ``Condenser.writes`` is 0. A request that does not fit raises ``SummaryRefused``
+    # samples a condense turn; raises ``SummaryRefused`` for a request that does not fit. None: ``Condenser.writes`` is
+    # 0, the history has no unit, or this is a repeated call
     write: WriteSummary | None = None
     reply_tokens: int | None = None  # at most, of a text that is written; None: as many as the request allows
     seconds: float | None = None  # after which the engine gives the condenser up; None: never
@@ -76,8 +77,8 @@ class Condensed:
 
     units: tuple[Unit, ...]
     reason: str = ""
-    note: Unit | None = None  # a new one, among ``units``: from now on it is the history's, see ``messages.note``
-    captions: tuple[Caption, ...] = ()  # new ones: from now on they are the history's
+    note: Unit | None = None  # new, and among ``units``: later calls get it as ``History.note``; see ``messages.note``
+    captions: tuple[Caption, ...] = ()  # new: later calls get them in ``History.captions``
     rejected: tuple[str, ...] = ()  # why texts that the policy wrote were not used; the last one written may have been
 
     def check(self, units: tuple[Unit, ...]) -> None:
@@ -112,7 +113,7 @@ class Condenser:
 
     @property
     def scorers(self) -> Sequence[str]:
-        """Of ``Budget.scorers``, those that it uses: policy, leave_one_out, or the folder or Hub id of a model."""
+        """The names of the scorers that it uses: policy, leave_one_out, or the folder or Hub id of a model."""
         return ()
 
     async def condense(self, history: History, budget: Budget) -> Condensed:
@@ -131,7 +132,7 @@ class Condenser:
         """Raise ``ValueError``, with what is needed, if it can never work after these messages; called once a run."""
 
     def counts(self) -> Mapping[str, float]:
-        """What it counted since the last call, by name, such as calls of another model."""
+        """Its counts since the last call, by name, such as calls of another model."""
         return {}
 
 
@@ -170,7 +171,7 @@ def with_tokens(history: History, count: Count) -> History:
 
 
 def condensation_spans(history: History, shown: Sequence[Unit]) -> tuple[Span, ...]:
-    """What became of every unit of a history, from the units that are shown in place of them.
+    """The status of every unit of a history, from the units that are shown in place of them.
 
     A unit is kept if it is shown unchanged, rewritten if another unit is shown in its place, and otherwise dropped. If
     the history's note is shown, all units that it covers are rewritten.

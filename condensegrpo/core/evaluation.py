@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a policy did on some problems."""
+    """The figures of a policy on some problems."""
 
-    name: str  # config.schema.HELD_OUT, or the name of a variant
+    name: str  # config.load.HELD_OUT, or the name of a variant
     problems: int
     samples: int  # trajectories a problem
     seed: int

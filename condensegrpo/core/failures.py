@@ -124,7 +124,7 @@ def location_of(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def _definition(plugin: object) -> str:
-    """Where a function, or the class of an object, is defined; empty: in this package."""
+    """The place where a function, or the class of an object, is defined; empty: in this package."""
     while isinstance(plugin, partial):
         plugin = plugin.func
     named = plugin if isinstance(plugin, FunctionType | MethodType | type) else type(plugin)

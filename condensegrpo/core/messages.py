@@ -61,7 +61,7 @@ class MediaPart:
 
     @property
     def text(self) -> str:
-        """What stands for it in a text."""
+        """The text that stands for it."""
         return f"[{self.type} {self.sha256[:12]}]"
 
 
@@ -155,7 +155,7 @@ class Message:
         )
 
     def __hash__(self) -> int:
-        """Of the text, whose hash Python remembers: messages are keys of caches."""
+        """The hash of the text, which Python remembers: messages are keys of caches."""
         return hash((self.role, self.content))
 
 
@@ -209,7 +209,7 @@ class Unit:
     pinned: bool = False  # it ends in a message of the user: shown until the next one, and after it if there is room
 
     def __hash__(self) -> int:
-        """Of the turn and of the text that condensers rewrite most, see ``Message``."""
+        """The hash of the turn and of the text that condensers rewrite most, see ``Message``."""
         return hash((self.turn, self.results[-1].text if self.results else self.reply.text))
 
     @property
@@ -289,7 +289,7 @@ def note(history: "History", dropped: Sequence[Unit], text: str, *, how: str = "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caption:
-    """What the policy wrote about pictures before they were omitted; shown with the last of them."""
+    """A text of the policy about pictures, written before they were omitted; shown with the last of them."""
 
     turn: int  # Unit.turn of the unit that shows the last of them
     text: str  # one line; empty: it wrote none that can be used
@@ -375,7 +375,7 @@ def recalled_turn(message: Message) -> int | None:
 
 
 def meter_line(turn: int, tokens: tuple[int, int] | None = None) -> str:
-    """What a meter appends to the observation of a turn; ``tokens``: used, and in all.
+    """The line that a meter appends to the observation of a turn; ``tokens``: used, and in all.
 
     [turn 5]      [turn 5: 812 of 2048 context tokens used, 1236 left]
     """

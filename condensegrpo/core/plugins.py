@@ -33,14 +33,14 @@ def installed(kind: str) -> tuple[EntryPoint, ...]:
 
 @cache
 def _entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Those of all packages on a search path, by kind. They are read once: a configuration names a dozen of them."""
+    """The entry points of all packages on a search path, by kind, read once: a configuration names a dozen of them."""
     points = entry_points()
     by_kind = {kind: points.select(group=f"condensegrpo.{kind}") for kind in KINDS}
     return {kind: tuple(sorted(found, key=lambda point: point.name)) for kind, found in by_kind.items()}
 
 
 def missing_methods(plugin: object, *names: str) -> tuple[str, ...]:
-    """Of some methods, those that a plug-in, or its class, does not have."""
+    """The names of the methods that a plug-in, or its class, does not have."""
     return tuple(name for name in names if not callable(getattr(plugin, name, None)))
 
 
@@ -69,7 +69,7 @@ def load_plugin(kind: str, name: str) -> Any:  # noqa: ANN401  a plug-in is what
         )
     try:
         return points[name].load()
-    except BaseException as error:  # the boundary to somebody else's import
+    except BaseException as error:  # the boundary to the import of a plug-in
         if is_ctrl_c(error):
             raise
         raise PluginError(
@@ -107,7 +107,7 @@ def _import_module(name: str) -> ModuleType | None:
         return None
     try:
         return importlib.import_module(name)
-    except BaseException as error:  # the boundary to somebody else's import
+    except BaseException as error:  # the boundary to the import of a plug-in
         if is_ctrl_c(error):
             raise
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
@@ -169,7 +169,7 @@ def _written(file: str) -> WriteStamp:
 def _neighbours_in(folder: Path) -> Iterator[None]:
     """Let a plug-in's file import the modules in a folder while it loads.
 
-    A module of the same name in another such folder is imported anew: each file gets its own neighbour.
+    A module of the same name in another such folder is imported again: each file gets its own neighbour.
     """
     here = {entry.name.removesuffix(".py") for entry in folder.iterdir()}  # read once: the folder may be remote
     for name, module in list(sys.modules.items()):

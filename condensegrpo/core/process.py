@@ -16,11 +16,11 @@ from threading import Lock
 
 GARBAGE_THRESHOLDS = (20_000, 50, 100)  # as in ``gc.set_threshold``
 NEVER = 1_000_000  # collections of younger objects before the oldest are looked at
-_begun = list[Callable[[], None]]()  # undone where the process ends at once: nothing is unwound then
+_clean_ups = list[Callable[[], None]]()  # for a process that exits without unwinding (second Ctrl-C)
 
 
 def working_directory() -> Path | None:
-    """Where relative paths are; None: it was removed."""
+    """The folder that relative paths begin at; None: it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -71,13 +71,13 @@ def rare_collections() -> Iterator[None]:
 
 
 @contextmanager
-def undone_at_exit(undo: Callable[[], None]) -> Iterator[None]:
-    """A block at whose immediate end, as by Ctrl-C, ``undo`` is called; its ordinary end calls nothing."""
-    _begun.append(undo)
+def cleaned_up_at_exit(clean_up: Callable[[], None]) -> Iterator[None]:
+    """Call ``clean_up`` if the process exits without unwinding this block; its ordinary end calls nothing."""
+    _clean_ups.append(clean_up)
     try:
         yield
     finally:
-        _begun.remove(undo)
+        _clean_ups.remove(clean_up)
 
 
 @contextmanager
@@ -86,14 +86,14 @@ def temporary_folder(kind: str) -> Iterator[Path]:
     folder = Path(mkdtemp(prefix=f"condensegrpo-{kind}-"))
     remove = partial(rmtree, folder, ignore_errors=True)
     try:
-        with undone_at_exit(remove):
+        with cleaned_up_at_exit(remove):
             yield folder
     finally:
         remove()
 
 
-def undo_all() -> None:
-    """Undo what is unfinished, the newest first. An error of one keeps none of the others from it."""
-    for undo in reversed(_begun):
+def run_clean_ups() -> None:
+    """Clean up after all unfinished blocks, the newest first; an error of one does not stop the others."""
+    for clean_up in reversed(_clean_ups):
         with suppress(Exception):
-            undo()
+            clean_up()

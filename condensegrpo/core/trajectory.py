@@ -50,7 +50,7 @@ Handling = Literal["train", "mask", "penalise"]  # what training makes of a traj
 
 
 class SpanStatus(StrEnum):
-    """What a condenser did with one unit."""
+    """The effect of a condenser on one unit."""
 
     KEPT = "kept"  # verbatim
     DROPPED = "dropped"  # gone
@@ -88,7 +88,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What became of consecutive units of the history."""
+    """The status of consecutive units of the history."""
 
     first: int  # Unit.turn of the first
     last: int  # Unit.turn of the last
@@ -133,7 +133,7 @@ class Turn:
     kind: Literal["act", "condense"] = "act"  # condense: it wrote a text that a condenser asked for and used
     frozen: bool = False  # another model than the policy wrote it (rollout.condense.writer): it never trains
     condensation: Condensation | None = None
-    context: Sequence[Message]  # the messages that prompt_ids render; likewise
+    context: Sequence[Message]  # the messages that prompt_ids render; immutable
     reply: Message
     observations: tuple[Message, ...] = ()
     turn_rewards: Mapping[str, float] = field(default_factory=dict)  # by name, from the environment
@@ -250,7 +250,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTurn:
-    """What one turn samples in a row of training data: A consecutive tokens, with one advantage and weight."""
+    """The tokens that one turn samples in a row of training data: A in a row, with one advantage and weight."""
 
     turn: int  # its index in the trajectory
     start: int  # the position of its first sampled token in the row
@@ -283,8 +283,8 @@ class Segment:
         for turn in self.turns:
             if turn.start < end or turn.positions.stop > len(self.token_ids):
                 raise ValueError(
-                    f"turn {turn.turn} of a segment samples the places {turn.positions} of {len(self.token_ids)} "
-                    f"tokens, wanted them behind those of the turn before it, which end at {end}"
+                    f"turn {turn.turn} of a segment samples the positions {turn.positions}, wanted positions "
+                    f"in a row of {len(self.token_ids)} tokens that follow those of the turn before, ending at {end}"
                 )
             end = turn.positions.stop
 

@@ -21,7 +21,7 @@ from condensegrpo.core.trajectory import StopReason
 
 
 class EndEpisode(Exception):
-    """How an episode ends; raised anywhere inside ``run_episode`` and caught there."""
+    """The end of an episode; raised anywhere inside ``run_episode`` and caught there."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Boundary:
         if isinstance(error, SamplerError):  # of a sampler that the plug-in called
             raise EndEpisode.by(failure_of(self.who, error), StopReason.SAMPLER_ERROR) from error
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            return  # Ctrl-C
+            return  # Ctrl-C; not ``is_ctrl_c``: asyncio.run has installed a handler of its own
         # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
         raise EndEpisode.by(failure_of(self.who, error, plugin=self.plugin), self.stop) from error
 
@@ -104,7 +104,7 @@ class Boundary:
 
 
 async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  whatever it returns
-    """What a method of a plug-in returns. One that is not asynchronous is called in a thread."""
+    """The result of a method of a plug-in; one that is not asynchronous is called in a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*arguments)
     returned = await to_thread(partial(method, *arguments))
@@ -112,7 +112,7 @@ async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa
 
 
 async def first_messages(environment: object, problem: Problem) -> tuple[Message, ...]:
-    """How an episode begins, in an environment as ``Task.environment`` returned it."""
+    """The first messages of an episode, of an environment as ``Task.environment`` returned it."""
     if not all(callable(getattr(environment, method, None)) for method in ("start", "step")):
         raise TypeError(
             f"environment() returned {environment!r:.80}, wanted an object with start() and step(), as in "

@@ -177,7 +177,7 @@ class ChatTemplate:
         return (self._tried(user, said, user, said) or "").count(said.text) == 2
 
     def _tried(self, *messages: Message) -> str | None:
-        """What the template writes for a few messages; None: it refuses them."""
+        """The text that the template writes for a few messages; None: it refuses them."""
         try:
             return self._written(messages, "", None, True)
         except RolloutError:
@@ -264,7 +264,7 @@ def closed_thought(text: str) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Where in the template the error was raised, if that is known."""
+    """The line of the template in which an error was raised, if that is known."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
     return f" (line {lines[-1]} of the template)" if lines else ""
 

@@ -59,7 +59,7 @@ async def drafted(conversation: EpisodeState, view: View) -> Drafted | None:
 
 
 def answer_of(text: str, output: SampledReply, closing: str) -> str | None:
-    """What a draft answers; None if nothing, or if it was cut off before what closes an answer.
+    """The answer in a draft; None if it is blank, or if the draft was cut off before the text that closes an answer.
 
     closed by "</answer>":   "7 </answer>"  ─▶  "7"     "7 and"  ─▶  None
     """

@@ -17,7 +17,7 @@ NOTHING = Step()
 
 
 class SampledReply(NamedTuple):
-    """What the policy sampled, and the reply that it is."""
+    """The tokens that the policy sampled, and the reply that they are."""
 
     token_ids: tuple[int, ...]  # (A,)
     logprobs: tuple[float, ...]  # (A,) nats, as in ``Generation``
@@ -28,7 +28,7 @@ class SampledReply(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What followed from a reply: the answers of tools, or the step of the environment."""
+    """The response to a reply: the answers of tools, or the step of the environment."""
 
     reply: Message  # with the calls that were read
     step: Step = NOTHING

@@ -35,9 +35,8 @@ class TextEncoder:
         longest_first = sorted(special, key=len, reverse=True)
         self._ids = {text: int(tokenizer.convert_tokens_to_ids(text)) for text in longest_first}
         patterns = []  # one for neighbours that swallow the same white space
-        for swallows, texts in itertools.groupby(
-            longest_first, lambda text: (special[text].lstrip, special[text].rstrip)
-        ):
+        alike = itertools.groupby(longest_first, key=lambda text: (special[text].lstrip, special[text].rstrip))
+        for swallows, texts in alike:
             before, after = (r"\s*" if swallowed else "" for swallowed in swallows)
             patterns.append(f"{before}({'|'.join(map(re.escape, texts))}){after}")
         self._control = re.compile("|".join(patterns) or _NOTHING)
@@ -64,7 +63,7 @@ class TextEncoder:
         return self._id_of(match) if match else None
 
     def _id_of(self, found: re.Match[str]) -> int:
-        """The id of a special token that ``_control`` found, which is its only group."""
+        """The id of a special token that ``_control`` found: it is in the one group that matched."""
         return self._ids[found[found.lastindex or 0]]
 
     def first_of(self, text: str, ids: Sequence[int], start: int = 0) -> tuple[int, int]:
@@ -73,7 +72,7 @@ class TextEncoder:
         return next(spans, (len(text), len(text)))
 
     def last_control(self, text: str) -> int:
-        """Where the text after the last special token begins that is no tag of a thought."""
+        """The index after the last special token that is no tag of a thought."""
         ends = (found.end() for found in self._control.finditer(text) if "think" not in found[0].lower())
         return max(ends, default=0)
 
@@ -104,7 +103,7 @@ class TextEncoder:
         return self.ids(self._anchor + text)[bool(self._anchor) :] if text else array("I")
 
     def following(self, text: str, marker: str) -> "array[int]":
-        """The ids of a text as they follow a control token."""
+        """As ``after_control``, of a text with control tokens and a marker, see ``encode``."""
         return self.encode(f"{self._anchor}{text}", marker)[bool(self._anchor) :]
 
     def plain(self, text: str) -> "array[int]":
@@ -137,7 +136,7 @@ class TextEncoder:
 
     def _encoded(self, text: str) -> "array[int]":
         backend = self._tokenizer.backend_tokenizer
-        if backend.truncation or backend.padding or backend.encode_special_tokens:  # somebody's last call left it so
+        if backend.truncation or backend.padding or backend.encode_special_tokens:  # an earlier call left it so
             return array("I", self._tokenizer.encode(text, add_special_tokens=False))
         return array("I", backend.encode(text, add_special_tokens=False).ids)
 

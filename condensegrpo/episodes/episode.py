@@ -145,7 +145,7 @@ def _offering(engine: Engine, environment: Environment) -> Engine:
 
 
 def _stop_strings(conversation: EpisodeState) -> tuple[str, ...]:
-    """What ends the next reply."""
+    """The strings that end the next reply."""
     with Boundary("the environment", plugin=conversation.environment):
         return (*conversation.engine.toolbox.format.stop_strings, *(conversation.environment.stop_strings or ()))
 

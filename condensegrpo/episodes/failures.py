@@ -10,9 +10,8 @@ from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason
 
-FAILURES = frozenset(
-    {StopReason.SAMPLER_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.REWARD_ERROR}
-)  # errors, not decisions
+# stops by an error, not by a decision
+FAILURES = frozenset({StopReason.SAMPLER_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.REWARD_ERROR})
 KINDS_SHOWN = 3  # in an error
 
 

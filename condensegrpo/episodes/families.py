@@ -75,11 +75,11 @@ class Harmony:
         self._tokenizer, self._ids = tokenizer, ids
 
     def get_stop_token_ids(self) -> list[int]:
-        """What ends a reply."""
+        """The ids that end a reply."""
         return [self._ids["return"], self._ids["call"]]
 
     def parse_response(self, output: list[int], *, prompt_ids: list[int], **_: object) -> Any:  # noqa: ANN401  of the library
-        """What a reply holds; its header begins in the prompt."""
+        """The parts of a reply, whose header begins in the prompt."""
         from renderers.parsing import parse_gpt_oss
 
         start = self._ids["start"]
@@ -149,7 +149,7 @@ class FamilyRenderer(Renderer):
         return super().continuation(context, reply, observations, output_ids, prompt_ids)
 
     def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedReply:
-        """What a reply (A,) to a prompt (P,) thought, said and called."""
+        """The thoughts, the text and the calls of a reply (A,) to a prompt (P,)."""
         ids = self._without_stop(output_ids)
         ended = output_ids[-1:] if set(output_ids[-1:]) & {*self._family.get_stop_token_ids()} else ()
         read = self._read((*ids, *ended), prompt_ids)
@@ -214,7 +214,7 @@ def _attempt(index: int, attempt: Any) -> ToolCall | Malformed:  # noqa: ANN401 
         return Malformed(reason=f"a tool call cannot be read: {error}")
 
 
-# --- which one
+# --- the choice of a family
 
 
 def renderer_for_model(
@@ -301,7 +301,7 @@ def _family(name: str, fields: Mapping[str, object], tokenizer: PlainTokenizer) 
 
 
 def _difference(family: FamilyRenderer, template: FamilyRenderer) -> str | None:
-    """Where a family renders the probe conversation otherwise than the chat template; None: nowhere."""
+    """The first difference of a family from the chat template in a probe conversation; None: there is none."""
     if isinstance(family._family, Harmony):
         return "it opens every reply with a thought, which the chat template leaves to the model"
     call = ToolCall(id=CALL.id, name=CALL.name, arguments=json.dumps({**ARGUMENTS, "twice": True, "parts": ["a", 1]}))

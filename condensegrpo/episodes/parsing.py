@@ -29,7 +29,7 @@ def opens_thought(prompt: str) -> bool:
 def split_thought(text: str, *, opened: bool) -> tuple[str, str, bool]:
     """The text of a reply without its thoughts, the thoughts, and whether it ends in one.
 
-    "<think>2 + 2</think>4"   ─▶  "4", "2 + 2", False          "4 <think>or"   ─▶  "4 ", "or", True
+        "<think>2 + 2</think>4"   ─▶  "4", "2 + 2", False          "4 <think>or"   ─▶  "4 ", "or", True
 
     A closing tag before any opening one ends a thought that the prompt opened.
     """

@@ -116,7 +116,7 @@ class LocalPlayer:
         return tuple(scorer.scored[trajectory.id] for group in groups for trajectory in group)
 
     def counts(self) -> Mapping[str, float]:
-        """What the condenser counted since the last call."""
+        """The counts of the condenser since the last call."""
         return {str(name): float(value) for name, value in self.engine.condenser.counts().items()}
 
     @property

@@ -23,7 +23,7 @@ class SummaryWriter:
     """Samples condense turns for one call of a condenser: a used text is a turn, a rejected one is not trained.
 
     turn 4   act        pinned u0 u1 u2 u3              → reply, which becomes u4
-    turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S      turn 4 continued by ids: same system prefix, same tools
+    turn 5   condense   pinned u0 u1 u2 u3 u4 "sum up"  → S       turn 4 continued by ids: same system prompt, tools
     turn 6   act        pinned [S] u4                   → reply   declared condensation
     """
 
@@ -136,7 +136,7 @@ def _threshold(conversation: EpisodeState) -> int:
 def _declared(
     conversation: EpisodeState, made: Condensing, reason: str, *, by: str = ""
 ) -> tuple[View, History, tuple[str, ...]]:
-    """What ``_next_view`` returns for a shortened prompt; ``by``: as of ``declared``."""
+    """The result of ``_next_view`` for a shortened prompt; ``by``: as of ``declared``."""
     engine, view, most = conversation.engine, made.view, conversation.engine.limits.max_context_tokens
     if not made.continues:
         if len(view.ids) > most:
@@ -201,7 +201,7 @@ async def _condensing(
 
 
 def _budget(conversation: EpisodeState, start: History, pinned: int, writer: SummaryWriter) -> Budget:
-    """What the units may take; ``pinned``: the tokens of the messages before them."""
+    """The budget of the units; ``pinned``: the tokens of the messages before them."""
     engine = conversation.engine
     target = engine.trigger.target_tokens(engine.limits.max_context_tokens, conversation.draw)
     return Budget(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KEPT = 16384  # units whose ids are kept
 OPENING = 64  # ids at the end of a prompt, among which what opens a reply is
-THOUGHT = "qzxq thinks"  # a thought that nobody has
+THOUGHT = "qzxq thinks"  # a thought that occurs in no template
 VERBATIM = "qzxq \"'\\\n\t<&> </think> {{ é }} qzxq"  # a result in which a template changes what it changes in any
 Shape = tuple[object, ...]
 TOOL: Mapping[str, Any] = {
@@ -70,7 +70,7 @@ class Located(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What a template writes after a reply: what answered it, and what opens the next reply."""
+    """The text that a template writes after a reply: what answered it, and the opening of the next reply."""
 
     text: str
     marker: str  # in the text
@@ -94,7 +94,7 @@ class Renderer:
         pictures: ExpandsPictures | None = None,
         encoder: TextEncoder | None = None,
     ) -> None:
-        """What to render with.
+        """A renderer of a tokenizer.
 
         Args:
             tokenizer: a fast tokenizer with a chat template.
@@ -134,7 +134,7 @@ class Renderer:
             pictures=pictures,
         )
         self.pictures = pictures
-        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that nobody sampled
+        self._pinned = lru_cache(maxsize=512)(self._rendered)  # of messages that were not sampled
         self._after_reply = lru_cache(maxsize=16384)(self._tail_ids)
         self._opening_text = lru_cache(maxsize=512)(self._decode)
         self._units: dict[int, tuple[Unit, array[int] | None]] = {}  # by identity: equal units may have other ids
@@ -215,7 +215,7 @@ class Renderer:
         return ids if self._alike[shape] else None
 
     def _unit_ids(self, opening: tuple[Message, ...], unit: Unit) -> "array[int] | None":
-        """What a unit adds to a prompt; None: it depends on the others, as a thought does, or was not sampled."""
+        """The ids that a unit adds to a prompt; None: they depend on other units (thoughts), or it was not sampled."""
         sampled = unit.reply.ids_in(self.encoder.vocabulary)
         if not sampled or unit.reply.reasoning:
             return None
@@ -249,7 +249,7 @@ class Renderer:
         return Located(ids=tuple(ids), spans=tuple(spans), pictures=self.picture_spans(ids, media))
 
     def picture_spans(self, ids: Sequence[int], media: Sequence[str]) -> tuple[range, ...]:
-        """Where each picture of a prompt is in its ids: from the first to the last of its placeholders."""
+        """The span of each picture in the ids of a prompt: from the first to the last of its placeholders."""
         pictures, spans = self.pictures, list[range]()
         if pictures is None or not media:
             return ()
@@ -296,7 +296,7 @@ class Renderer:
         return tuple(tail.ids)
 
     def _tail(self, context: Sequence[Message], reply: Message, results: tuple[Message, ...]) -> Tail:
-        """What follows a reply, rendered in a conversation of the opening, the reply and what answered it.
+        """The text after a reply, rendered in a conversation of the opening, the reply and what answered it.
 
         The first time for results of these roles it is rendered in the whole conversation too, and from then on if that
         writes something else.
@@ -443,7 +443,7 @@ class Renderer:
     # --- replies
 
     def parse(self, output_ids: Sequence[int], prompt_ids: Sequence[int]) -> ParsedReply:
-        """What a reply (A,) to a prompt (P,) thought, said and called."""
+        """The thoughts, the text and the calls of a reply (A,) to a prompt (P,)."""
         ids = self._without_stop(output_ids)
         opened = opens_thought(self._opens_reply(prompt_ids))
         return read_text(self._decode(ids), ids, self.encoder.vocabulary, opened=opened)
@@ -501,7 +501,7 @@ class Renderer:
 
 
 def _shape(message: Message) -> Shape:
-    """What a template may tell about a message, beside its words."""
+    """The properties of a message, beside its words, that a template may depend on."""
     thought = bool(message.reasoning) or "</think>" in message.text
     return message.role, not message.text.strip(), thought, bool(message.tool_calls), bool(message.media)
 

@@ -133,7 +133,7 @@ async def _beyond_thoughts(renderer: Renderer, sampler: Sampler, view: View, par
 
 
 def _written(expert: Expert, renderer: Renderer, view: View, request: Request | None, max_tokens: int) -> Generation:
-    """What an expert writes, in the tokens that the policy would write it in; aborted where it gives up.
+    """The text of an expert, in the tokens that the policy would write it in; aborted where the expert gives up.
 
     A reply that is too long is cut off, as the policy's would be.
     """

@@ -92,7 +92,7 @@ def _checked(result: RewardResult, trajectory: Trajectory) -> Score:
     """The score of a result, with default rules where it does not judge."""
     format_valid = trajectory.stop.gives_answer if result.format_valid is None else result.format_valid
     correct = float(result.total >= 1) if result.correct is None else result.correct
-    if not 0 <= correct <= 1 and math.isfinite(correct):
+    if not 0 <= correct <= 1 and math.isfinite(correct):  # NaN and infinity are refused, and named, by ``Score``
         raise ScoreError(f"returned correct = {correct}, wanted a number from 0 to 1")
     if len(result.turn_rewards) not in (0, len(trajectory.turns)):
         raise ScoreError(

@@ -41,7 +41,7 @@ from condensegrpo.episodes.toolformats import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswers:
-    """What came of the tool calls of one reply."""
+    """The results of the tool calls of one reply."""
 
     calls: tuple[ToolCall, ...]  # those that could be read, in order
     messages: tuple[Message, ...]  # one for every attempt, in order, faults included
@@ -91,12 +91,12 @@ class Toolbox:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the model calls the tools by."""
+        """The names by which the model calls the tools."""
         return tuple(self._tools)
 
     @property
     def template_schemas(self) -> tuple[dict[str, object], ...]:
-        """What the chat template shows: the schemas, unless the format explains the tools in the system message."""
+        """The schemas that the chat template shows: all, unless the format explains the tools in the system message."""
         return () if self.format.instructions(self.schemas) else self.schemas
 
     def with_tools(self, offered: Sequence[EnvironmentTool]) -> "Toolbox":
@@ -131,7 +131,7 @@ class Toolbox:
         return with_instructions(pinned, instructions) if instructions else tuple(pinned)
 
     def exhausted(self, turns: int, turns_of_query: int) -> str | None:
-        """Which limit allows no more calls after so many replies that had some, in words; None: neither."""
+        """The limit that allows no more calls after so many replies that had some, in words; None: neither does."""
         most, most_of_query = self._limits.max_turns, self._limits.max_turns_per_query
         if most is not None and turns >= most:
             return f"{most} that had (rollout.tools.max_turns)"
@@ -326,7 +326,7 @@ def _returned(value: object) -> _Outcome:
 
 
 def as_text(value: object) -> str:
-    """What a tool returned, as the model reads it: text as it is, nothing for None, JSON for the rest."""
+    """The result of a tool as the model reads it: text as it is, nothing for None, JSON for the rest."""
     if value is None:
         return ""
     value = to_jsonable_python(value, fallback=str)

@@ -42,7 +42,7 @@ class ToolFormat:
         raise NotImplementedError
 
     def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
-        """What the system message must tell the model; empty where the chat template does so itself."""
+        """The text that the system message needs; empty where the chat template does so itself."""
         return ""
 
 
@@ -71,7 +71,7 @@ class _JsonCalls(ToolFormat):
 
     closing: str
     arguments: str  # the key of the arguments
-    result_form: str = ""  # how a result is shown, in the words of the instructions
+    result_form: str = ""  # the words of the instructions that say how a result is shown
     none_beside_answer: bool = False  # see ``parsed_calls``
 
     @property
@@ -116,7 +116,7 @@ class _JsonCalls(ToolFormat):
         return Malformed(reason=f"{reason}; a call is written {self.form}")
 
     def description(self, schemas: Sequence[Mapping[str, Any]]) -> str:
-        """What a system message says of tools that the chat template does not show."""
+        """The text of a system message on tools that the chat template does not show."""
         keys = ("name", "description", "parameters")  # without the wrapper and the type of the result
         described = ({key: schema["function"][key] for key in keys} for schema in schemas)
         shown = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in described)
@@ -273,7 +273,7 @@ class Code(ToolFormat):
         return Message(role="user", content=f"<output>{text}</output>", tool_call_id=call_id, name=name or None)
 
     def instructions(self, schemas: Sequence[Mapping[str, object]]) -> str:
-        """How to have code run; nothing without tools."""
+        """The text that says how code is run; empty without tools."""
         if not schemas:
             return ""
         return (

@@ -25,7 +25,7 @@ CHAT_TEMPLATE = "chat_template"  # the condenser's name where only the template 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the policy is shown."""
+    """A prompt and the messages that it shows."""
 
     ids: Sequence[int]  # (P,)
     context: Sequence[Message]  # what ids render: the pinned messages and the messages of the units

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from condensegrpo.core.errors import CondenseError, DataError, RunError
 from condensegrpo.core.evaluation import Evaluation
-from condensegrpo.core.process import undone_at_exit
+from condensegrpo.core.process import cleaned_up_at_exit
 from condensegrpo.storage.files import write_atomically, writing
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.storage.trajectories import parts_of, read_figures
@@ -65,7 +65,7 @@ def kept_if_begun(save: Path | None) -> Iterator[None]:
             shutil.rmtree(save, ignore_errors=True)
 
     try:
-        with undone_at_exit(remove):
+        with cleaned_up_at_exit(remove):
             yield
     except BaseException:
         remove()
@@ -86,7 +86,7 @@ def new_name(run: RunFolder, step: int) -> Iterator[str]:
                 part.unlink()
             file.unlink()
 
-    with undone_at_exit(release):
+    with cleaned_up_at_exit(release):
         try:
             yield file.stem
         except CondenseError:  # its trajectories say why

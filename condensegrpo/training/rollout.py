@@ -30,7 +30,7 @@ from typing import Self
 
 from condensegrpo.algorithms.advantages import Estimate
 from condensegrpo.algorithms.credit import Scores, idle_groups, scores_of, split_masked
-from condensegrpo.assembly.components import indices, spare_indices
+from condensegrpo.assembly.data_order import problem_indices, spare_indices
 from condensegrpo.assembly.runtime import provenance
 from condensegrpo.assembly.workers import GroupPlayer
 from condensegrpo.config.schema import RunConfig
@@ -94,7 +94,7 @@ class BatchRollout:
     def first_round(self, step: int) -> Round:
         """The problems of a step: a function of seed and step alone."""
         count = self.config.train.problems_per_step  # over all ranks
-        chosen = indices(seed=self.config.seed, step=step - 1, count=count, size=len(self.problems))
+        chosen = problem_indices(seed=self.config.seed, step=step - 1, count=count, size=len(self.problems))
         return Round(step=step, chosen=chosen, new=count)
 
     def extra_round(self, earlier: Round, *, number: int, count: int) -> Round:

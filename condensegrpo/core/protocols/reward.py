@@ -11,7 +11,7 @@ from condensegrpo.core.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """A reward with its parts. ``None`` leaves the judgement to the plain rule of ``scoring.score``."""
+    """A reward with its parts. ``None`` leaves the judgement to the default rules of ``episodes.scoring.score``."""
 
     total: float  # of the outcome; turn rewards are not in it
     components: Mapping[str, float] = field(default_factory=dict)
