@@ -165,8 +165,7 @@ class InspectorApp(App[None]):
         more = "" if len(groups) % PAGE or not groups else " or more"
         self._set_title(f"{plural(len(groups), 'group')}{more}")
         self.drawn = self.selection.batch
-        if record is None:
-            record = next((group for group in groups if group.signal), groups[0]).siblings[0]
+        record = record or self.selection.first
         names = [group.id for group in groups]
         if record.figures.group_id in names:
             self._highlight("list", names.index(record.figures.group_id))
@@ -196,7 +195,7 @@ class InspectorApp(App[None]):
         except CondenseError as error:
             self._complain(error)
             return
-        siblings = self.selection.group.siblings if self.selection.group else ()
+        siblings = self.selection.group.siblings
         self._fill("siblings", map(inspector.sibling_row, siblings))
         self._highlight("siblings", [sibling.id for sibling in siblings].index(record.id))
         self._fill("turns", (inspector.turn_row(opened, number) for number in range(len(opened.turns))))
@@ -204,19 +203,16 @@ class InspectorApp(App[None]):
 
     def show_turn(self, turn: int) -> None:
         """Go to a turn."""
-        if self.selection.opened is not None:
-            self.selection.show(self.selection.opened.record, turn)
-            self.draw()
+        self.selection.show(self.selection.opened.record, turn)
+        self.draw()
 
     def draw(self) -> None:
         """Draw the top, the head of the trajectory and the tab that is open."""
         selection, opened = self.selection, self.selection.opened
         note = f"{'following  ' if self.live else ''}{self.note}"
         sparks = 16 if self.size.width < NARROW else 32
-        batch = selection.batch if opened is None or self.listed is None else opened.batch
+        batch = selection.batch if self.listed is None else opened.batch
         self.query_one("#top", Static).update(inspector.top_line(batch, self._beside(batch), sparks, note=note))
-        if opened is None or selection.group is None:
-            return
         self.query_one("#head", Static).update(
             Text(f"{one_line(opened.record.id, 60)}   turn {selection.turn} of {len(opened.turns)}")
         )
@@ -258,7 +254,7 @@ class InspectorApp(App[None]):
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show the row that the arrow keys or the mouse chose."""
-        row, group = event.option_index, self.selection.group
+        row = event.option_index
         match event.option_list.id:
             case "list" if self.listed is not None:
                 self.show(self.listed.records[row])
@@ -267,9 +263,9 @@ class InspectorApp(App[None]):
                     added = self.selection.groups[row + 1 :]
                     event.option_list.add_options(Option(inspector.group_row(added_group)) for added_group in added)
                 self.show(self.selection.groups[row].siblings[0])
-            case "siblings" if group is not None:
-                self.show(group.siblings[row], self.selection.turn)
-            case "turns" if self.selection.opened is not None:
+            case "siblings":
+                self.show(self.selection.group.siblings[row], self.selection.turn)
+            case "turns":
                 self.show_turn(row)
 
     def action_turn(self, by: int) -> None:
@@ -278,15 +274,12 @@ class InspectorApp(App[None]):
 
     def action_sibling(self, by: int) -> None:
         """Go to another sibling, at the same turn."""
-        sibling = self.selection.sibling(by)
-        if sibling is not None:
-            self.show(sibling, self.selection.turn)
+        self.show(self.selection.sibling(by), self.selection.turn)
 
     def action_step(self, by: int) -> None:
         """Go to another step."""
-        opened = self.selection.opened
-        if self.listed is not None and opened is not None:  # beside the one of the top line
-            self._go(opened.record.file)
+        if self.listed is not None:  # beside the one of the top line
+            self._go(self.selection.opened.record.file)
         self._go(self.selection.step(by), "there is no further step")
 
     def action_kind(self) -> None:
@@ -318,9 +311,9 @@ class InspectorApp(App[None]):
         """List the groups of the step again, with the trajectory that is open."""
         self.query_one("#search").display = False
         self.workers.cancel_group(self, "search")
-        opened = self.selection.opened
-        if self.listed is not None and opened is not None:
-            self._go(opened.record.file, record=opened.record)
+        record = self.selection.opened.record
+        if self.listed is not None:
+            self._go(record.file, record=record)
         self.query_one("#list").focus()
 
     def action_copy(self) -> None:
@@ -331,8 +324,7 @@ class InspectorApp(App[None]):
 
     def action_problem(self) -> None:
         """List the groups of this problem in all steps."""
-        if self.selection.opened is not None:
-            self.show_listed(lists.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
+        self.show_listed(lists.visits(self.selection.index, self.selection.opened.record.figures.problem_id))
 
     def action_worse(self) -> None:
         """List the problems that got worse."""
@@ -345,13 +337,11 @@ class InspectorApp(App[None]):
 
     def action_compare(self) -> None:
         """Compare with another sibling."""
-        opened, group = self.selection.opened, self.selection.group
-        if opened is None or group is None or len(group.siblings) < 2:
+        selection = self.selection
+        if len(selection.group.siblings) < 2:
             self.notify("it has no sibling")
-            return
-        self.push_screen(
-            CompareDialog(opened, lambda by: self.selection.read(self.selection.sibling(by) or opened.record))
-        )
+        else:
+            self.push_screen(CompareDialog(selection.opened, lambda by: selection.read(selection.sibling(by))))
 
     def action_keys(self) -> None:
         """Show the keys."""
@@ -447,8 +437,7 @@ class InspectorApp(App[None]):
     def _export(self) -> Iterator[Callable[[], object]]:
         """Write a page of the listed trajectories and of the open group."""
         text = write_selection(self.selection, None if self.listed is None else self.listed.records)
-        if text:
-            yield partial(self.notify, text, title="page written", timeout=15, markup=False)
+        yield partial(self.notify, text, title="page written", timeout=15, markup=False)
 
     def _read_all(self, first: Listing | Literal["worse"] | None = None) -> Iterator[Callable[[], object] | None]:
         """Read the figures of the whole run, show the progress, and then list ``first``."""
@@ -476,12 +465,12 @@ class InspectorApp(App[None]):
         shown = [batch for batch in self.batches if batch.file == self.selection.file]
         self.selection.batch = shown[0] if shown else self.selection.batch  # its file was removed
         self.draw()
-        beside, opened = self._beside(self.selection.batch), self.selection.opened
+        beside = self._beside(self.selection.batch)
         newest = beside[-1] if beside else self.drawn
         if not self.live or self.listed is not None or newest == self.drawn:
             return
-        same = newest.file == self.selection.file and opened is not None
-        self._go(newest.file, record=opened.record if same and opened else None)
+        same = newest.file == self.selection.file
+        self._go(newest.file, record=self.selection.opened.record if same else None)
 
     def _poll(self) -> None:
         """Look for new files of a live run."""

@@ -128,13 +128,19 @@ class Selection:
     index: Index
     file: Path
     batch: TrajectoryBatch = field(init=False)
-    groups: list[Group] = field(default_factory=list)
-    opened: OpenedTrajectory | None = None
-    group: Group | None = None
+    groups: list[Group] = field(init=False)  # of the batch, as many as are listed
+    opened: OpenedTrajectory = field(init=False)
+    group: Group = field(init=False)  # of the trajectory that is opened
     turn: int = 0
 
     def __post_init__(self) -> None:
         self.go_to(self.file)
+        self._open(self.first)
+
+    @property
+    def first(self) -> IndexedTrajectory:
+        """The first trajectory of a group with a signal, or of any."""
+        return next((group for group in self.groups if group.signal), self.groups[0]).siblings[0]
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -175,28 +181,26 @@ class Selection:
 
     def show(self, record: IndexedTrajectory, turn: int = 0) -> OpenedTrajectory:
         """Open a trajectory at a turn."""
-        if self.opened is None or self.opened.record != record:
-            self.group = self.index.batch(record.file).group(record)
-            self.opened = self.read(record)
+        if self.opened.record != record:
+            self._open(record)
         self.turn = max(0, min(turn, len(self.opened.turns) - 1))
         return self.opened
+
+    def _open(self, record: IndexedTrajectory) -> None:
+        self.opened, self.group = self.read(record), self.index.batch(record.file).group(record)
 
     def read(self, record: IndexedTrajectory) -> OpenedTrajectory:
         """Read a trajectory, without showing it."""
         return self.index.batch(record.file).open(record)
 
-    def sibling(self, by: int) -> IndexedTrajectory | None:
+    def sibling(self, by: int) -> IndexedTrajectory:
         """The sibling beside the trajectory that is shown, around the ends."""
-        if self.opened is None or self.group is None:
-            return None
         siblings = self.group.siblings
         return siblings[([each.id for each in siblings].index(self.opened.record.id) + by) % len(siblings)]
 
     def command(self, listing: Listing | None) -> str:
         """The command that shows this again, beside the matches of a listing."""
         options = listing.options if listing is not None else ()
-        if self.opened is None:
-            return as_typed(shlex.join(("condensegrpo", "inspect", str(self.index.path), *options)))
         shown = ("--trajectory", self.opened.record.id, "--turn", str(self.turn))
         return as_typed(shlex.join((*self.opened.batch.command(self.index.path), *shown, *options)))
 
@@ -333,16 +337,14 @@ def write_selection(selection: Selection, listed: Sequence[IndexedTrajectory] | 
         listed: trajectories of any steps; None: those of the batch.
 
     Returns:
-        The name and extent of the page, and the address at which it opens here; empty if nothing is open.
+        The name and extent of the page, and the address at which it opens here.
     """
-    opened, group, index = selection.opened, selection.group, selection.index
-    if opened is None or group is None:
-        return ""
+    opened, index = selection.opened, selection.index
     every = [*(selection.batch.records() if listed is None else listed)]
     if _size([(selection.batch, every)]) > COMFORTABLE:
         every = []
     chosen: dict[Path, dict[int, IndexedTrajectory]] = {}
-    for record in (*every, *group.siblings):
+    for record in (*every, *selection.group.siblings):
         chosen.setdefault(record.file, {})[record.number] = record
     name = re.sub(r"[^\w.-]+", "-", opened.record.id)
     page = Path(f"inspect-{index.path.resolve().stem}-{name}.html")
