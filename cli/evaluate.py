@@ -21,7 +21,7 @@ from condensegrpo.cli.options import AnyConfig, AsJson, Debug, Overrides, names_
 from condensegrpo.config.load import named_config
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.yaml_tree import apply_overrides
-from condensegrpo.core.errors import ConfigError, RunError
+from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.evaluation import Evaluation
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.process import temporary_folder
@@ -35,7 +35,7 @@ from condensegrpo.display.theme import neutral, program
 from condensegrpo.evaluation.figures import Comparison, ContenderFigures
 from condensegrpo.learner.launchers import check_alone
 from condensegrpo.storage.evaluations import destination_of, kept_if_begun
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import make_folder, write_atomically
 from condensegrpo.storage.media import MediaFolder
 
 if TYPE_CHECKING:
@@ -236,10 +236,7 @@ def _compare(
     debug: bool,
 ) -> None:
     """Compare condensers; write ``comparison.json`` and the plot, and print tables, or the JSON alone if ``quiet``."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)  # before anything is loaded
-    except OSError as error:
-        raise RunError(f"creating {out} for the comparison: {error.strerror}. Give another --out.") from error
+    make_folder(out)  # before anything is loaded
     with loading("torch, transformers and the model", quiet=quiet, debug=debug) as display:
         from condensegrpo.evaluation.evaluate import check_contenders, contenders, opened_policy
         from condensegrpo.evaluation.evaluate import compare_contenders as run_comparison

@@ -33,7 +33,7 @@ from condensegrpo.core.plugins import installed, load_plugin
 from condensegrpo.display import theme
 from condensegrpo.display.console import loading
 from condensegrpo.display.theme import neutral, one_line, program
-from condensegrpo.storage.files import write_atomically
+from condensegrpo.storage.files import make_folder, write_atomically
 
 NEW = "new"
 TINY = "{new: {tokenizer: words, hidden_size: 64, layers: 2, heads: 2, ffn_size: 256, max_positions: 512}}"
@@ -83,10 +83,7 @@ def init(
     taken = [file for file in texts if (folder / file).exists()]
     if taken:
         raise RunError(f"writing {folder / taken[0]}: the file exists. Choose another --name or folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"creating {folder}: {error.strerror}. Give another folder.") from error
+    make_folder(folder)
     for file, text in texts.items():
         write_atomically(folder / file, text)
         typer.echo(f"wrote {folder / file}")

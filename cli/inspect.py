@@ -35,58 +35,44 @@ from condensegrpo.storage.trajectories import Credit, read_trajectories
 
 EACH = "Run the command once for each."
 MOST_WORSE = 20  # problems that are printed
-RunOrFile = Annotated[
-    Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file.")
-]
-Identity = Annotated[str | None, typer.Argument(metavar="ID", help="As --trajectory.")]
-Step = Annotated[int | None, typer.Option(help="Of a run; by default that of the id, or the last.")]
-Evaluation = Annotated[
-    str | None, typer.Option(metavar="NAME", help="This evaluation, such as held-out, not the training batch.")
-]
-GroupName = Annotated[str | None, typer.Option(help="Only trajectories of this group: 6/12, or 12.")]
-TrajectoryName = Annotated[
-    str | None, typer.Option(help="Show the trajectory of this id, 6/12/3, or number: 99 or '#99'.")
-]
-ViewNames = ", ".join((*(view.name for view in views.READY_VIEWS), views.GOT_WORSE))
-ViewName = Annotated[list[str] | None, typer.Option(metavar="NAME", help=f"Show a ready view: {ViewNames}.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(metavar="CONDITION", help="Show those for which this holds: 'score==0 and turns>3'. Repeat: all."),
-]
-Sort = Annotated[str | None, typer.Option(help="Show the first by this field; -field: the largest first.")]
-TurnNumber = Annotated[int | None, typer.Option(min=0, help="Details of this turn only.")]
-Tokens = Annotated[bool, typer.Option("--tokens", help="Show sampled tokens: advantage, id, text, log-probability.")]
-Full = Annotated[bool, typer.Option("--full", help="Show whole contexts and texts.")]
-Check = Annotated[
-    bool, typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1.")
-]
-Plain = Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")]
-Page = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write one offline page, of the step or of what --view and --where match."),
-]
-Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw what is printed into a picture.")]
+VIEW_NAMES = ", ".join((*(view.name for view in views.READY_VIEWS), views.GOT_WORSE))
 MOST_MATCHES = 20  # rows
 
 
 def inspect_trajectory(
-    path: RunOrFile,
-    trajectory_id: Identity = None,
-    step: Step = None,
-    evaluation: Evaluation = None,
-    group: GroupName = None,
-    trajectory: TrajectoryName = None,
-    view: ViewName = None,
-    where: Where = None,
-    sort: Sort = None,
-    turn: TurnNumber = None,
-    tokens: Tokens = False,
-    full: Full = False,
-    check: Check = False,
+    path: Annotated[
+        Path, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, a folder of eval --save, or a trajectory file.")
+    ],
+    trajectory_id: Annotated[str | None, typer.Argument(metavar="ID", help="As --trajectory.")] = None,
+    step: Annotated[int | None, typer.Option(help="Of a run; by default that of the id, or the last.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="This evaluation, such as held-out, not the training batch.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Only trajectories of this group: 6/12, or 12.")] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(help="Show the trajectory of this id, 6/12/3, or number: 99 or '#99'.")
+    ] = None,
+    view: Annotated[list[str] | None, typer.Option(metavar="NAME", help=f"Show a ready view: {VIEW_NAMES}.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Show those for which this holds: 'score==0 and turns>3'. Repeat: all."),
+    ] = None,
+    sort: Annotated[str | None, typer.Option(help="Show the first by this field; -field: the largest first.")] = None,
+    turn: Annotated[int | None, typer.Option(min=0, help="Details of this turn only.")] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show sampled tokens: advantage, id, text, log-probability.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show whole contexts and texts.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only verify the invariants, of all steps without --step; exit code 1.")
+    ] = False,
     as_json: AsJson = False,
-    plain: Plain = False,
-    html: Page = None,
-    svg: Picture = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print, also on a terminal.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one offline page, of the step or of what --view and --where match."),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw what is printed into a picture.")] = None,
 ) -> None:
     """Browse a run's trajectories: what was condensed, sampled and trained, and why. Press ? for the keys.
     Alias: inspect-trajectory.
@@ -110,7 +96,6 @@ def inspect_trajectory(
             raise ConfigError(
                 f"writing {output}: wanted a name that ends in .html, for a page, or .svg, for a picture."
             )
-    check_one_of({"--html": html, "--svg": svg}, EACH)
     if view is not None and len(view) > 1:
         raise ConfigError(f"reading --view: found {' and '.join(view)}, wanted one view. Add a condition by --where.")
     named = view[0] if view else None
@@ -124,10 +109,10 @@ def inspect_trajectory(
     is_worse = named == views.GOT_WORSE
     ready = views.ready_view(named) if named is not None and not is_worse else None
     printed = plain or tokens or full or as_json or svg is not None
-    if is_worse and (condition or sort or as_json or html or svg):
-        raise ConfigError(
-            f"reading --view {named}: it lists problems, without --where, --sort, --json, --html and --svg. Choose "
-            "a problem: --where \"problem == 'NAME'\"."
+    if is_worse:
+        others = {"--where": where, "--sort": sort, "--json": as_json, "--html": html, "--svg": svg}
+        check_one_of(
+            {f"--view {named}": True, **others}, "It lists problems. Choose one: --where \"problem == 'NAME'\"."
         )
     if html is not None:
         check_one_of({"--html": html, "--json": as_json, "--sort": sort, **printing}, EACH)

@@ -36,9 +36,7 @@ Config = Annotated[
         metavar="CONFIG", help="A YAML file or the name of a shipped configuration.", autocompletion=config_names
     ),
 ]
-Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
 Hours = Annotated[float, typer.Option(min=0.1, help="Time limit of a start.")]
-Setup = Annotated[list[str] | None, typer.Option(metavar="COMMAND", help="A line to run first. May be repeated.")]
 Out = Annotated[Path | None, typer.Option(metavar="PATH", help="What to write; by default named after the run.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there and differ.")]
 OPTION = re.compile(r"[a-z][a-z-]*(=\S.*)?")  # as #SBATCH takes them
@@ -130,7 +128,7 @@ def write(path: Path, text: str, *, overwrite: bool) -> None:
 def slurm(
     config: Config,
     overrides: Overrides = None,
-    nodes: Nodes = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of a node; 0: CPUs alone, a process a node.")] = 8,
     server_nodes: Annotated[int, typer.Option(min=0, help="Of the nodes, those that sample with vLLM servers.")] = 0,
     server_gpus: Annotated[int, typer.Option(min=0, help="Of every node's GPUs, those that sample.")] = 0,
@@ -139,7 +137,9 @@ def slurm(
     sbatch: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of sbatch. May be repeated.")
     ] = None,
-    setup: Setup = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(metavar="COMMAND", help="A line to run first. May be repeated.")
+    ] = None,
     out: Out = None,
     overwrite: Overwrite = False,
     submit_: Annotated[bool, typer.Option("--submit", help="Submit the script with sbatch.")] = False,

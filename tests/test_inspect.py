@@ -584,7 +584,7 @@ def test_a_breach_ends_with_exit_code_1(demo: Path) -> None:
         (["--view", "lost-fact", "--view", "truncated"], ConfigError, "wanted one view"),
         (["--view", "truncated", "--where", "score > 9"], DataError, "where (truncated) and (score > 9): none of 4"),
         (["--html", "a.html", "--svg", "b.svg"], ConfigError, "reading --html: it goes without --svg"),
-        (["--view", "got-worse", "--where", "correct == 0"], ConfigError, "it lists problems, without --where"),
+        (["--view", "got-worse", "--where", "correct == 0"], ConfigError, "it goes without --where. It lists problems"),
         (["--html", "page.pdf"], ConfigError, "wanted a name that ends in .html, for a page, or .svg"),
         (["--turn", "9"], DataError, "it has 4 turns, counted from 0"),
     ],
