@@ -443,10 +443,10 @@ class InspectorApp(App[None]):
         """Read the figures of the whole run, show the progress, and then list ``first``."""
         due, end = time.monotonic() + NOTE_SECONDS, ""
         try:
-            for progress in self.selection.index.extend():
+            for share in self.selection.index.extend():
                 is_due = time.monotonic() > due
                 due = time.monotonic() + NOTE_SECONDS if is_due else due
-                note = f"{READING} {100 * progress.done // max(progress.total, 1)} %"
+                note = f"{READING} {int(100 * share)} %"
                 yield partial(self._noted, note) if is_due else None
         except CondenseError as error:
             end = fault(error)

@@ -25,7 +25,7 @@ from condensegrpo.core.shared_sequence import shared, shared_ids
 from condensegrpo.core.trajectory import MAX_REWARD, Condensation, Score, Span, SpanStatus, StopReason, Trajectory, Turn
 from condensegrpo.display.run_log import RunLog
 from condensegrpo.storage.codec import dump_line
-from condensegrpo.storage.files import append_line, replace_file
+from condensegrpo.storage.files import append_line, write_atomically
 from condensegrpo.storage.run_folder import JsonlTracker, RunFolder, read_metrics
 from condensegrpo.storage.trajectories import (
     Credit,
@@ -355,7 +355,7 @@ def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
     code = """
         import sys
         from pathlib import Path
-        from condensegrpo.storage.files import append_line, replace_file
+        from condensegrpo.storage.files import append_line
         for number in range(50):
             append_line(Path(sys.argv[1]), f'"{sys.argv[2]} {number} {"x" * 20_000}"')
     """
@@ -617,9 +617,9 @@ def test_two_machines_whose_processes_have_one_number_may_write_the_same_file(
 
     def later(temporary: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "replace", replace_path)
-        replace_file(target, "of the other machine")
+        write_atomically(target, "of the other machine")
         return replace_path(temporary, target)
 
     monkeypatch.setattr(Path, "replace", later)
-    replace_file(tmp_path / "a.png", "of this machine")
+    write_atomically(tmp_path / "a.png", "of this machine")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.png", "of this machine")]

@@ -73,13 +73,6 @@ class Visit(NamedTuple):
     worst: int  # IndexedTrajectory.number of the least correct trajectory
 
 
-class Progress(NamedTuple):
-    """How many files were read."""
-
-    done: int
-    total: int
-
-
 class Index:
     """The trajectories of a run, folder or file; see the top of this module."""
 
@@ -93,8 +86,9 @@ class Index:
         for _ in self.extend(files):
             pass
 
-    def extend(self, files: Iterable[Path] | None = None) -> Iterator[Progress]:
-        """Read the figures of some files that are new or changed, by default of the whole path, one at each step.
+    def extend(self, files: Iterable[Path] | None = None) -> Iterator[float]:
+        """Read the figures of some files that are new or changed, by default of the whole path, and yield the share
+        that was read after each.
 
         A file that cannot be read is raised after all others were read.
         """
@@ -104,7 +98,7 @@ class Index:
                 self._read(file)
             except DataError as error:
                 damage = damage or error
-            yield Progress(number, len(chosen))
+            yield number / len(chosen)
         if damage is not None:
             raise damage
 

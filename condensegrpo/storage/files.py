@@ -79,23 +79,18 @@ def make_folder(path: Path) -> None:
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Write a file so that readers, also after a crash, see either the old content or the new."""
-    with writing(path):
-        replace_file(path, content)
-
-
-def replace_file(path: Path, content: str | bytes | memoryview) -> None:
-    """As ``write_atomically``, for callers that handle errors of the file system themselves."""
     # machines that share the folder may have processes of one number
     temporary = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), content.encode() if isinstance(content, str) else content)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with writing(path):
+        try:
+            with temporary.open("wb", buffering=0) as file:
+                _write_all(file.fileno(), content.encode() if isinstance(content, str) else content)
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def read_lines(path: Path) -> list[Any]:

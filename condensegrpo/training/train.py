@@ -117,6 +117,8 @@ def run_training(
         configs = [each.config for each in (components, *components.evaluations.values())]
         models = {name: local_source(model) for name, model in frozen_writers(configs).items()}
         writers = {name: Path(model) for name, model in models.items() if model is not None}
+        if writers:
+            observer.phase("comparing the files of rollout.condense.writer", None)
         edited = edited_inputs(folder.path, writers)
         observer.log_lines(write_environment(folder.path, plugins=plugin_files(config), writers=writers))
     changed = (f"{name} was edited since this run began to use it" for name in edited)
