@@ -24,7 +24,14 @@ def choose(path: Path, number: int | None, evaluation: str | None = None) -> Pat
         has_steps = (path / "config.yaml").is_file() and (number is not None or bool(RunFolder(path).steps()))
         if evaluation is not None or (files and not has_steps):
             return _evaluation_of(path, files, number, evaluation)
-        return _file_of(RunFolder.open(path), number)
+        steps = RunFolder.open(path).steps()
+        if not steps:
+            raise RunError(
+                f"reading {path}: there are no trajectories yet. Wait for the first step, or inspect another run."
+            )
+        if number is not None and number not in steps:
+            raise RunError(f"reading {path}: step {number} has no trajectories. There are steps {ranges(steps)}.")
+        return RunFolder(path).trajectories(steps[-1] if number is None else number)
     if number is not None or evaluation is not None:
         raise ConfigError(f"reading {path}: --step and --evaluation go with a folder; a file is one step.")
     if not path.exists():
@@ -116,14 +123,3 @@ def _evaluation_of(folder: Path, files: tuple[Path, ...], number: int | None, na
         )
     last = [file for file in named if file.parent == named[-1].parent]
     return next((file for file in last if file.name == evaluation_file("held-out")), last[0])
-
-
-def _file_of(run: RunFolder, number: int | None) -> Path:
-    steps = run.steps()
-    if not steps:
-        raise RunError(
-            f"reading {run.path}: there are no trajectories yet. Wait for the first step, or inspect another run."
-        )
-    if number is not None and number not in steps:
-        raise RunError(f"reading {run.path}: step {number} has no trajectories. There are steps {ranges(steps)}.")
-    return run.trajectories(steps[-1] if number is None else number)

@@ -26,6 +26,7 @@ COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")  # one more than colours: 72 arms differ
 MARKS = 8  # on a curve, about
 COLUMNS = 4  # of diagrams in the picture of several runs
+SMOOTHED = 12  # parts of a curve, of which one is the length of its running mean
 
 
 class Panel(NamedTuple):
@@ -155,7 +156,7 @@ def plot_runs(compared: RunComparison, curves: Sequence[tuple[str, str]], file: 
                 low, high = series(lines, f"{metric}_low"), series(lines, f"{metric}_high")
                 banded = bool(line.steps) and line.steps == low.steps == high.steps  # of an evaluation
                 title += ", 95 % intervals" * (banded and not title.endswith("intervals"))
-                values = line.values if banded else smoothed(line.values, window(line))
+                values = line.values if banded else smoothed(line.values, max(1, len(line.values) // SMOOTHED))
                 style, marks = arm_style(number), marked(values, number)
                 panel.plot(line.steps, values, label=run, markersize=5, markevery=marks, **style)
                 if banded:
@@ -231,11 +232,6 @@ def save_picture(figure: "Figure", file: Path) -> None:
 def bars(intervals: Sequence[Interval]) -> list[list[float]]:
     """The lengths of error bars below and above the means."""
     return [[abs(i.mean - i.low) for i in intervals], [abs(i.high - i.mean) for i in intervals]]
-
-
-def window(line: Series) -> int:
-    """The length of a curve's running mean, in values."""
-    return max(1, len(line.values) // 12)
 
 
 def smoothed(values: Sequence[float], window: int) -> tuple[float, ...]:

@@ -18,7 +18,6 @@ from condensegrpo.core.credentials import redacted
 from condensegrpo.storage.files import read_object, write_atomically
 
 ENVIRONMENT = "environment.json"
-BLOCK = 1 << 20  # bytes that are hashed at a time
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
 
 
@@ -94,8 +93,7 @@ def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else (path,):
         with file.open("rb") as opened:
-            while block := opened.read(BLOCK):
-                digest.update(block)
+            hashlib.file_digest(opened, lambda: digest)
     return digest.hexdigest()
 
 
