@@ -417,12 +417,12 @@ def test_names_that_collide_and_wrong_options_are_refused(tmp_path: Path, addres
     (trajectory,) = play(task(tmp_path, ["price"], {"one": {"url": address, "tools": ["cost"]}}))
     assert "the MCP server one has no tool 'cost', its tools are: price, later" in trajectory.detail
     for server, message in (
-        ({}, "a server has a command or an url"),
+        ({}, "wanted one of command and url: found"),
         (
             {"url": "http://host/mcp", "tool": ["price"]},
             r"the option servers\['words'\] has no key 'tool'. Did you mean 'tools'\?",
         ),
-        ({"url": "http://ana:pw@host/mcp"}, "an url has no user and no password"),
+        ({"url": "http://ana:pw@host/mcp"}, "wanted an url without user and password"),
         ({"command": "x", "environment": ["NO_SUCH_VARIABLE"]}, "an environment variable that is not set"),
         ({"url": "http://host/mcp", "headers": {"Authorization": "Bearer ${NO_SUCH_VARIABLE}"}}, "that is not set"),
     ):

@@ -586,9 +586,9 @@ def test_no_redirect_gets_the_headers_of_a_server(tmp_path: Path, redirected: st
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     for servers, message in (
         ([], "there is no server: name one in task.options.servers"),
-        ([{}], "a server has a command or an url"),
-        ([{"command": "uvicorn app:app"}], "the command of a server says where to listen, as in --port {port}"),
-        ([{"url": "http://ana:pw@host"}], "an url has no user and no password"),
+        ([{}], "wanted one of command and url: found"),
+        ([{"command": "uvicorn app:app"}], "wanted a command that says where to listen, as in --port {port}"),
+        ([{"url": "http://ana:pw@host"}], "wanted an url without user and password"),
         ([{"url": "http://host", "headers": {"token": "${NO_SUCH_VARIABLE}"}}], "that is not set"),
     ):
         with pytest.raises(PluginError, match=message):

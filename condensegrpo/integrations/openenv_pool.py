@@ -64,7 +64,7 @@ class OpenEnvServer(ServerAddress):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.command and not any(PORT in argument for argument in self.arguments):
-            raise ValueError(f"the command of a server says where to listen, as in --port {PORT}: found {self.command}")
+            raise ValueError(f"a command that says where to listen, as in --port {PORT}: found {self.command}")
 
 
 class RunningServer:

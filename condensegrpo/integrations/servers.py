@@ -36,9 +36,9 @@ class ServerAddress:
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
-            raise ValueError(f"a server has a command or an url: found {self.command!r} and {self.url!r}")
+            raise ValueError(f"one of command and url: found {self.command!r} and {self.url!r}")
         if has_credentials(self.url):
-            raise ValueError("an url has no user and no password: put them into headers, as in Authorization: ${TOKEN}")
+            raise ValueError("an url without user and password: put them into headers, as in Authorization: ${TOKEN}")
 
     @property
     def arguments(self) -> Sequence[str]:

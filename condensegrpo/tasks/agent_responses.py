@@ -32,6 +32,11 @@ ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "tool_choice": TOOL_CHOICES,
 }
+# items with text: the field of its parts, what their events are called, and what the events of texts have besides
+STREAMED: Mapping[str, tuple[str, str, str, Json]] = {
+    "message": ("content", "content_part", "output_text", {"logprobs": []}),
+    "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text", {}),
+}
 KEPT = 1000  # conversations of a client that may be named
 ONE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -134,35 +139,26 @@ class Responses(Dialect):
 
 
 def _item_events(index: int, item: Json) -> Iterator[tuple[str, Json]]:
-    """The events of one item of the output."""
+    """The events of one item of the output: its beginning, its text at once, its end."""
     at = {"output_index": index, "item_id": item["id"]}
-    if item["type"] == "message":
-        empty = {**item, "status": "in_progress", "content": []}
-        (part,) = item["content"]
-        where = {**at, "content_index": 0}
+    if item["type"] in STREAMED:
+        parts, kind, text_kind, more = STREAMED[item["type"]]
+        empty, (part,) = {**item, parts: []}, item[parts]
+        where, said = {**at, f"{parts}_index": 0}, part["text"]
         inner = [
-            ("response.content_part.added", {**where, "part": {**part, "text": ""}}),
-            ("response.output_text.delta", {**where, "delta": part["text"], "logprobs": []}),
-            ("response.output_text.done", {**where, "text": part["text"], "logprobs": []}),
-            ("response.content_part.done", {**where, "part": part}),
-        ]
-    elif item["type"] == "reasoning":
-        empty = {**item, "summary": []}
-        (part,) = item["summary"]
-        where = {**at, "summary_index": 0}
-        inner = [
-            ("response.reasoning_summary_part.added", {**where, "part": {**part, "text": ""}}),
-            ("response.reasoning_summary_text.delta", {**where, "delta": part["text"]}),
-            ("response.reasoning_summary_text.done", {**where, "text": part["text"]}),
-            ("response.reasoning_summary_part.done", {**where, "part": part}),
+            (f"response.{kind}.added", {**where, "part": {**part, "text": ""}}),
+            (f"response.{text_kind}.delta", {**where, "delta": said, **more}),
+            (f"response.{text_kind}.done", {**where, "text": said, **more}),
+            (f"response.{kind}.done", {**where, "part": part}),
         ]
     else:
         field = "arguments" if item["type"] == "function_call" else "input"
         kind = "function_call_arguments" if item["type"] == "function_call" else "custom_tool_call_input"
-        empty = {**item, "status": "in_progress", field: ""}
+        empty = {**item, field: ""}
         done = {**at, field: item[field], "name": item["name"]}
         inner = [(f"response.{kind}.delta", {**at, "delta": item[field]}), (f"response.{kind}.done", done)]
-    yield "response.output_item.added", {"output_index": index, "item": empty}
+    begun = empty if item["type"] == "reasoning" else {**empty, "status": "in_progress"}
+    yield "response.output_item.added", {"output_index": index, "item": begun}
     yield from inner
     yield "response.output_item.done", {"output_index": index, "item": item}
 
