@@ -31,16 +31,6 @@ def check_one_of(options: Mapping[str, object], advice: str = "Choose one of the
         raise ConfigError(f"reading {first}: it goes without {', '.join(more)}. {advice}")
 
 
-def check_plot(file: Path | None, *endings: str) -> None:
-    """Check the file of a picture, before anything is computed for it."""
-    if file is None:
-        return
-    if file.suffix not in endings:
-        raise ConfigError(f"reading --plot {file}: wanted a name that ends in {' or '.join(endings)}.")
-    if not file.parent.is_dir():
-        raise ConfigError(f"reading --plot {file}: there is no folder {file.parent}.")
-
-
 def without_debug(arguments: Sequence[str]) -> list[str]:
     """The arguments of a command without ``--debug``, unless the command declares it."""
     declared = any(argument in DECLARED for argument in arguments[:1])
@@ -89,12 +79,3 @@ def shown(text: str) -> str:
     from condensegrpo.display.theme import as_typed, neutral
 
     return neutral(redacted(as_typed(text)))
-
-
-def base_url(host: str, port: int) -> str:
-    """The URL of a server of this machine.
-
-    >>> base_url("10.0.0.5", 8000), base_url("::1", 8000)
-    ('http://10.0.0.5:8000', 'http://[::1]:8000')
-    """
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from condensegrpo.assembly.policy import run_of_policy
-from condensegrpo.cli.options import AsJson, check_plot, run_folders
+from condensegrpo.cli.options import AsJson, run_folders
 from condensegrpo.core.errors import ConfigError, RunError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
@@ -99,7 +99,10 @@ def compare_command(
 
     Example: condensegrpo runs compare runs/quickstart runs/two-notes
     """
-    check_plot(plot, ".png", ".svg")
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise ConfigError(f"reading --plot {plot}: wanted a name that ends in .png or .svg.")
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"reading --plot {plot}: there is no folder {plot.parent}.")
     compared = compare_runs([RunFolder.open(path) for path in paths])
     if plot is not None:
         from condensegrpo.reporting.plots import plot_runs

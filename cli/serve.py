@@ -15,7 +15,7 @@ import typer
 
 from condensegrpo.assembly.policy import in_use
 from condensegrpo.cli.evaluate import parsed_condensers
-from condensegrpo.cli.options import AnyConfig, Overrides, base_url, shown
+from condensegrpo.cli.options import AnyConfig, Overrides, shown
 from condensegrpo.cli.process import handle_first
 from condensegrpo.config.load import dump_config, longest_request, named_config, overridden, validate
 from condensegrpo.config.options import check_plugin
@@ -118,6 +118,15 @@ def _policy(config: RunConfig, folder: Path) -> str:
         f"looking for the policy to serve: the configuration makes a new model, and there is none in {run}/origin. "
         f"Name a folder with --model, or leave sampler.options.urls empty: then the run starts its own servers."
     )
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL of a server of this machine.
+
+    >>> base_url("10.0.0.5", 8000), base_url("::1", 8000)
+    ('http://10.0.0.5:8000', 'http://[::1]:8000')
+    """
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def proxy(

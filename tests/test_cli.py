@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from condensegrpo.cli.app import COMMANDS, app
 from condensegrpo.config.load import dump_with_origins, find_config, load_config
-from condensegrpo.learner.new_model import new_tokenizer
 
 HEAVY = {"transformers", "deepspeed", "datasets", "peft", "accelerate", "matplotlib", "sentencepiece", "wandb", "vllm"}
 
@@ -32,18 +31,15 @@ def refused(*arguments: str, code: int = 2) -> str:
     return done.stderr
 
 
-def test_help_names_every_command() -> None:
-    out = succeed("--help")
-    for name in ("train", "eval", "runs", "inspect-trajectory", "doctor", "plugins"):
-        assert name in out
-
-
 def test_the_help_of_every_command_fits_80_columns_with_whole_paragraphs() -> None:
     shown = CliRunner(env={"COLUMNS": "80"})
     for name in (*COMMANDS, "runs compare", "launch slurm", "launch sagemaker", "model fetch"):
         lines = shown.invoke(app, [*name.split(), "--help"]).output.splitlines()
         assert all(len(line) <= 80 for line in lines), name
         assert not any(bracket in lines[1] for bracket in ("[[", "...]", "]]")), lines[1]
+    listed = shown.invoke(app, ["--help"]).output
+    assert all(f" {name} " in listed for name in COMMANDS if name != "inspect-trajectory")
+    assert "inspect-trajectory." in listed  # by the command that it stands for
     paragraph = shown.invoke(app, ["inspect", "--help"]).output.partition("Where there is no terminal")[2].splitlines()
     assert paragraph[1].strip() == "--svg: print a step, then one trajectory."
 
@@ -159,20 +155,6 @@ def test_a_dry_run_prints_the_resolved_configuration_and_makes_nothing(tmp_path:
     assert time.monotonic() - began < 60
 
 
-def test_a_mistyped_key_names_its_nearest_match() -> None:
-    assert "Did you mean 'steps'?" in refused("train", "configs/quickstart.yaml", "train.stps=3", "--dry-run")
-
-
-def test_a_mistyped_option_of_a_plug_in_lists_those_that_exist() -> None:
-    message = refused("train", "configs/quickstart.yaml", "condenser.options.keep_lst=3", "--dry-run")
-    assert "keep_lst" in message
-    assert "keep_last" in message
-
-
-def test_a_missing_configuration_names_the_shipped_ones() -> None:
-    assert "Did you mean 'quickstart'" in refused("train", "quikstart")
-
-
 def test_train_without_a_configuration_says_what_it_wants() -> None:
     assert "wanted one CONFIG" in refused("train", "train.steps=3")
 
@@ -217,50 +199,9 @@ def test_a_budget_below_the_question_stops_the_run_before_the_warm_start(tmp_pat
     assert not (tmp_path / "quickstart/origin/warm").exists()
 
 
-def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
-    absent = tmp_path / "absent.jsonl"
-    assert str(absent) in refused(
-        "train", "gsm8k", f"task.data={absent}", f"task.eval_data={absent}", "--dry-run", code=1
-    )
-
-
-def test_a_missing_column_is_named_with_those_that_exist(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"frage": "1+1", "answer": "2"}) + "\n")
-    arguments = (f"task.data={path}", "task.name=jsonl", "task.options={}", "--dry-run")
-    message = refused("train", "gsm8k", *arguments, code=1)
-    assert "question" in message
-    assert "frage" in message
-
-
-def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text('{"model_type": "qwen3"}')
-    arguments = ("model.new=null", f"model.path={tmp_path / 'model'}", f"runs_dir={tmp_path}")
-    message = refused("train", *TINY, *arguments)
-    assert "tokenizer" in message
-    assert str(tmp_path / "model") in message
-
-
-def test_a_model_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
-    tokenizer = new_tokenizer(["start 3"], kind="words", vocab_size=64)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model/config.json").write_text('{"model_type": "qwen3"}')
-    message = refused("train", *TINY, "model.new=null", f"model.path={tmp_path / 'model'}", f"runs_dir={tmp_path}")
-    assert "no chat template" in message
-
-
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     refused("train", *TINY, "condenser.options.keep_lst=3", f"runs_dir={tmp_path}")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_data_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("")
-    message = refused("train", "gsm8k", f"task.data={path}", f"task.eval_data={path}", "--dry-run", code=1)
-    assert str(path) in message
 
 
 def test_paths_that_look_like_markup_do_no_harm(tmp_path: Path) -> None:
