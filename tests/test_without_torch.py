@@ -32,11 +32,23 @@ def test_the_commands_that_need_no_extra_run_without_it(tmp_path: Path) -> None:
     proxy = ["proxy", "model", "--upstream", "http://localhost:9/v1", "--condenser", "last_k keep_last=1", "--port"]
     with socket.create_server(("127.0.0.1", 0)) as taken:  # the proxy fails when it begins to listen
         port = str(taken.getsockname()[1])
-        more = (["plugins"], ["inspect", recorded, "--plain"], ["export-rows", recorded, "--to", "trl"], [*proxy, port])
+        more = (
+            ["plugins"],
+            ["explain", "epsilon"],
+            ["inspect", recorded, "--plain"],
+            ["export-rows", recorded, "--to", "trl"],
+            [*proxy, port],
+        )
         program = partial(without_the_extra, *more)
         done = run("play", "quickstart", "--replies", "replies.yaml", cwd=tmp_path, program=program)
     assert re.fullmatch(rf"error: listening on 127\.0\.0\.1:{port}: .*\n", done.stderr), done.stderr
-    shown = ("reply      <answer> 7 </answer>", "last_k", "trajectory", '"completion_ids": [3, 9, 4, 5]')
+    shown = (
+        "reply      <answer> 7 </answer>",
+        "last_k",
+        "(option of a plug-in)",
+        "trajectory",
+        '"completion_ids": [3, 9, 4, 5]',
+    )
     positions = [done.stdout.find(text) for text in shown]
     assert positions == sorted(positions), positions
     assert -1 not in positions, positions
