@@ -317,30 +317,6 @@ def no_signal(pass_rate: float, samples: int) -> float:
     return pass_rate**samples + (1 - pass_rate) ** samples
 
 
-def test_no_signal_is_what_counting_all_outcomes_gives() -> None:
-    # p = 0.7, four samples: all right 0.7⁴ = 0.2401, all wrong 0.3⁴ = 0.0081
-    assert no_signal(0.7, 4) == pytest.approx(0.2482)
-    assert no_signal(0.3, 4) == pytest.approx(0.2482)
-
-
-def test_no_signal_at_the_ends() -> None:
-    assert [no_signal(rate, 8) for rate in (0.0, 1.0)] == [1, 1]
-    assert no_signal(0.5, 1) == 1  # a group of one has no siblings to differ from
-    assert no_signal(0.5, 2) == 0.5
-
-
-def test_the_pass_rate_of_a_reported_run_explains_both_of_its_shares() -> None:
-    """CoursIA#10603: of groups of two 70 % taught nothing, of groups of eight 20 %; a pass rate of 0.816 says both."""
-    assert no_signal(0.816, 2) == pytest.approx(0.70, abs=0.005)
-    assert no_signal(0.816, 8) == pytest.approx(0.20, abs=0.005)
-
-
-def test_a_groups_own_pass_rate_overstates_what_it_loses() -> None:
-    # p = ½, two samples: c = 0, 1, 2 with chances ¼, ½, ¼; no_signal(c/2, 2) is 1, ½, 1; see reference/metrics.md
-    plugged_in = 0.25 * no_signal(0.0, 2) + 0.5 * no_signal(0.5, 2) + 0.25 * no_signal(1.0, 2)
-    assert (no_signal(0.5, 2), plugged_in) == (0.5, 0.75)
-
-
 def test_the_table_of_the_page_follows_the_formula() -> None:
     table = tables()["How many groups teach nothing?"]
     assert [line[0] for line in table] == ["0.3", "0.7", "0.97"]
