@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensegrpo.core.messages import ToolCall
-from condensegrpo.episodes.toolformats import MAX_CALLS, Code, Malformed
+from condensegrpo.core.messages import Message, ToolCall
+from condensegrpo.episodes.toolformats import MAX_CALLS, Code, Malformed, transcript
 
 CODE = Code()
 FENCED = "```python\nprint(1)\n```"
@@ -17,6 +17,23 @@ def codes(text: str) -> list[str]:
     """The code of every call; a fault as its reason."""
     found = CODE.parse(text)
     return [json.loads(one.arguments)["code"] if isinstance(one, ToolCall) else f"! {one.reason}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "arguments", "beside"),
+    [
+        ("<code>print(1)</code>", "python", '{"code": "print(1)"}', False),
+        ('<tool_call>{"name": "\\u0061dd", "arguments": {"a": 1}}</tool_call>', "add", '{"a": 1}', False),
+        ("[look: harbour]", "look", '{"key": "harbour"}', False),  # a format of someone's own
+        ("I look it up.", "look", '{"key": "harbour"}', True),  # a family whose calls are control tokens
+        ("", "look", "{}", True),
+    ],
+)
+def test_a_transcript_has_every_call_once(text: str, name: str, arguments: str, beside: bool) -> None:
+    call = ToolCall(id="call_0", name=name, arguments=arguments)
+    shown = transcript(Message(role="assistant", content=text, tool_calls=(call,), reasoning="hm"))
+    added = f'\n<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>' if beside else ""
+    assert shown == f"<think>\nhm\n</think>\n\n{text}{added}"
 
 
 @pytest.mark.parametrize(

@@ -309,13 +309,22 @@ def transcript(message: Message) -> str:
 
     Families of models whose calls are control tokens keep them beside the text; in a format of texts they are in it:
 
-        "look", look(key="a")                       ─▶  look⏎<tool_call>{"name": "look", "arguments": {"key": "a"}}…
+        "I look.", look(key="a")                    ─▶  I look.⏎<tool_call>{"name": "look", "arguments": {"key": "a"}}…
         "<code>1 + 1</code>", python(code="1 + 1")  ─▶  <code>1 + 1</code>
     """
-    thought = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
-    beside = [call for call in message.tool_calls if call.name not in message.text]
-    read = [form.parse(message.text) for form in BUILT_IN_FORMATS] if beside else ()  # code, or a name with escapes
-    if any([*message.tool_calls] == [call for call in calls if isinstance(call, ToolCall)] for calls in read):
+    said, thought = message.text, f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
+    beside = [call for call in message.tool_calls if not _names(said, call)]
+    read = ([call for call in form.parse(said) if isinstance(call, ToolCall)] for form in BUILT_IN_FORMATS)
+    if beside and [*message.tool_calls] in read:
         beside = []
     calls = (f'\n<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>' for call in beside)
-    return f"{thought}{message.text}{''.join(calls)}"
+    return f"{thought}{said}{''.join(calls)}"
+
+
+def _names(text: str, call: ToolCall) -> bool:
+    """Whether a text has the name of a call and the texts among its arguments, as in a format of someone else."""
+    try:
+        values = [*parsed_arguments(call.arguments).values()]
+    except ValueError:
+        values = [call.arguments]
+    return all(each in text for each in (call.name, *values) if isinstance(each, str))
