@@ -138,25 +138,25 @@ def query_rows(queries: Sequence[AttentionQuery], *, device: torch.device | str 
 
         ids 5 6 7 8 9   position 0 1 2 3 3   branch 0 0 0 1 2   query_index 2 3 4   weight ½ ½ 0  and  0 0 1
     """
-    rows = [(*query.prompt_ids, *query.question_ids, *query.calibration_ids) for query in queries]
-    indices = [
-        [*query.positions, *range(len(query.prompt_ids), len(row))] for query, row in zip(queries, rows, strict=True)
-    ]
-    sizes = [(len(query.prompt_ids), len(query.question_ids), len(query.calibration_ids)) for query in queries]
-    positions = [
-        [*range(prompt + question), *range(prompt, prompt + calibration)] for prompt, question, calibration in sizes
-    ]
-    branches = [
-        [PROMPT] * prompt + [QUESTION] * question + [CALIBRATION] * calibration
-        for prompt, question, calibration in sizes
-    ]
-    weights = [_padded(column, 0.0) for column in zip(*map(_weights, queries), strict=True)]
-    return QueryRows(
-        ids=_padded(rows, 0).to(device),
-        position=_padded(positions, 0).to(device),
-        branch=_padded(branches, PADDING).to(device),
-        query_index=_padded(indices, None).to(device),
-        weight=torch.stack(weights, dim=-1).to(device),
+    columns = zip(*map(_row, queries), strict=True)
+    paddings = (0, 0, PADDING, None, 0.0, 0.0)
+    ids, position, branch, index, question, calibration = (
+        _padded(column, padding).to(device) for column, padding in zip(columns, paddings, strict=True)
+    )
+    return QueryRows(ids, position, branch, index, torch.stack((question, calibration), dim=-1))
+
+
+def _row(query: AttentionQuery) -> tuple[Sequence[float], ...]:
+    """Ids, positions, branches and query tokens of one, and their weights for the question and for the calibration."""
+    prompt, question, calibration = len(query.prompt_ids), len(query.question_ids), len(query.calibration_ids)
+    chosen, half = len(query.positions), 0.5 if query.positions else 1.0
+    return (
+        (*query.prompt_ids, *query.question_ids, *query.calibration_ids),
+        [*range(prompt + question), *range(prompt, prompt + calibration)],
+        [PROMPT] * prompt + [QUESTION] * question + [CALIBRATION] * calibration,
+        [*query.positions, *range(prompt, query.length)],
+        [0.5 / chosen for _ in query.positions] + [half / question] * question + [0.0] * calibration,
+        [0.0] * (chosen + question) + [1 / calibration] * calibration,
     )
 
 
@@ -165,16 +165,6 @@ def _padded(rows: Sequence[Sequence[float]], padding: float | None) -> Tensor:
     longest = max(map(len, rows))
     ends = [row[-1] if padding is None else padding for row in rows]
     return torch.tensor([[*row, *[end] * (longest - len(row))] for row, end in zip(rows, ends, strict=True)])
-
-
-def _weights(query: AttentionQuery) -> tuple[list[float], list[float]]:
-    """The weight of each query token in the attention of the question, and in that of the calibration."""
-    positions, question, calibration = len(query.positions), len(query.question_ids), len(query.calibration_ids)
-    half = 0.5 if positions else 1.0
-    return (
-        [0.5 / positions for _ in query.positions] + [half / question] * question + [0.0] * calibration,
-        [0.0] * (positions + question) + [1 / calibration] * calibration,
-    )
 
 
 def capturing_attention(

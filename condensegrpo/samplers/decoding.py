@@ -207,12 +207,6 @@ class BatchRow(DrawnReply):
     seen: SeenPrompt | None  # its pictures; None: it shows none
     leader: "BatchRow | None"  # with the same prompt, whose keys and values it waits for; None: it computes its own
 
-    def pending(self, most: int) -> Chunk:
-        """The next tokens to compute."""
-        known = len(self.prompt)
-        ids = self.prompt[self.filled : min(known, self.filled + most)] if self.filled < known else self.output[-1:]
-        return Chunk(self.slot, self.filled, ids)
-
 
 class ContinuousBatch:
     """The replies under way and their keys and values."""
@@ -336,12 +330,14 @@ class ContinuousBatch:
         for reply in self.replies:
             if reply.leader is not None:
                 continue
-            if reply.filled < len(reply.prompt) and left <= 0:
+            if reply.filled >= len(reply.prompt):
+                ids: Sequence[int] = reply.output[-1:]
+            elif left > 0:
+                ids = reply.prompt[reply.filled : reply.filled + left]
+                left -= len(ids)
+            else:
                 continue
-            chunk = reply.pending(left)
-            if reply.filled < len(reply.prompt):
-                left -= len(chunk.ids)
-            chunked.append((reply, chunk))
+            chunked.append((reply, Chunk(reply.slot, reply.filled, ids)))
         return chunked
 
     def _forward(self, chunked: Sequence[tuple[BatchRow, Chunk]]) -> Tensor:
