@@ -73,9 +73,6 @@ class ScriptedSampler(Sampler):
             pass
         self.version = version
 
-    def close(self) -> None:
-        """There is nothing to free."""
-
     def _ended(self, reply: tuple[int, ...], params: SamplingParams) -> Generation:
         """A reply up to its first stop id or ``max_tokens``."""
         stop = next((index for index, token in enumerate(reply) if token in params.stop_ids), len(reply))

@@ -41,10 +41,8 @@ class Sight:
         self._processor = processor
         self._features = OrderedDict[str, PictureFeatures]()  # by hash, the last used at the end
 
-    def prompt(self, ids: Sequence[int], media: tuple[str, ...]) -> SeenPrompt | None:
-        """A prompt with the pictures that it shows; None: it shows none. Reads and prepares the pictures."""
-        if not media:
-            return None
+    def prompt(self, ids: Sequence[int], media: tuple[str, ...]) -> SeenPrompt:
+        """A prompt with the pictures that it shows, which are read and prepared."""
         placeholder = self._processor.placeholder_id
         try:
             counts = [self._processor.picture_ids(picture).count(placeholder) for picture in media]

@@ -37,7 +37,6 @@ from condensegrpo.core.threads import DaemonThread
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams
 from condensegrpo.learner.devices import on_this_device, synchronize
 from condensegrpo.samplers.vllm.engine import VllmEngine
-from condensegrpo.samplers.vllm.request import refused
 
 STUCK_SECONDS = 600.0  # a step that takes longer hangs: its requests fail
 CLOSE_SECONDS = 30.0  # that ``close`` and the end of the process wait for the thread
@@ -235,7 +234,9 @@ class EngineDriver:
             try:
                 self._engine.add(*request)
             except Exception as error:  # the boundary to vLLM: a refusal ends this request alone
-                self._deliver({request.name: refused(request.prompt_ids, error)})
+                tokens = len(request.prompt_ids)
+                text = f"handing vLLM a prompt of {tokens} tokens: {type(error).__name__}: {error}"
+                self._deliver({request.name: SamplerError(text)})
             else:
                 self._open.add(request.name)
         if all(command.pausing for command in commands):

@@ -71,11 +71,6 @@ def sampling_parameters(params: SamplingParams) -> dict[str, object]:
     return parameters
 
 
-def refused(prompt_ids: Sequence[int], error: Exception) -> SamplerError:
-    """The error of a request that vLLM does not take."""
-    return SamplerError(f"handing vLLM a prompt of {len(prompt_ids)} tokens: {type(error).__name__}: {error}")
-
-
 def read_logprob(value: float) -> float:
     """A log-probability of vLLM, in nats; rounding may have left +1e-8."""
     if not value > NO_NUMBER:

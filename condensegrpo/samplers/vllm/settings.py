@@ -13,13 +13,14 @@ from condensegrpo.learner.settings import LoraSettings
 # runs without compilation: seconds of every start, and it needs a C++ compiler.
 NO_COMPILER = "TORCHDYNAMO_DISABLE"
 ADAPTERS = "adapters"  # the name of the adapters in vLLM
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """How vLLM uses its device: ``sampler.options.engine``."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     kv_cache_gib: Annotated[float, Gt(0)] | None = None
     """Memory for keys and values; None: 1 GiB on a CPU, and on a GPU what gpu_memory_utilization leaves."""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.4
@@ -47,7 +48,6 @@ RESERVED_FLAGS = (  # flags that ``process.command`` sets, or that would undo on
 )
 NCCL = "nccl"  # of ServerSettings.weights
 TEMPORARY = "folder"  # likewise
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,16 +64,6 @@ def _layers(lora: LoraSettings) -> list[str] | None:
     return None if lora.targets == ALL_LINEAR else list(lora.targets)
 
 
-def adapter_check(model: "PreTrainedModel", lora: LoraSettings) -> UpdateCheck:
-    """The check of an update of the adapters of a model: a name that is missing, vLLM would not notice."""
-    names = {part: name for name, part in model.named_modules()}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in adapted_layers(model, lora.targets):
-        shapes[f"base_model.model.{names[layer]}.lora_A.weight"] = (lora.rank, layer.in_features)
-        shapes[f"base_model.model.{names[layer]}.lora_B.weight"] = (layer.out_features, lora.rank)
-    return UpdateCheck(shapes=shapes, groups=tuple(frozenset((name,)) for name in shapes))
-
-
 def free_bytes(folder: Path) -> int:
     """Free bytes where a folder lies or will lie."""
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path())
@@ -175,8 +165,15 @@ class ExpectedWeights:
         self.unused_media = {"video": 0} if family is not None and family.three_axes else {}
 
     def check(self, lora: LoraSettings | None = None) -> UpdateCheck:
-        """A new check of one update of all weights, or of adapters alone."""
-        return UpdateCheck.of(self._model) if lora is None else adapter_check(self._model, lora)
+        """A new check of one update of all weights, or of adapters alone: a missing one vLLM would not notice."""
+        if lora is None:
+            return UpdateCheck.of(self._model)
+        names = {part: name for name, part in self._model.named_modules()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for layer in adapted_layers(self._model, lora.targets):
+            shapes[f"base_model.model.{names[layer]}.lora_A.weight"] = (lora.rank, layer.in_features)
+            shapes[f"base_model.model.{names[layer]}.lora_B.weight"] = (layer.out_features, lora.rank)
+        return UpdateCheck(shapes=shapes, groups=tuple(frozenset((name,)) for name in shapes))
 
     def check_head_size(self) -> None:
         """Check that vLLM has a kernel for the attention on this device: without one it dies in its first step."""

@@ -137,7 +137,9 @@ class FolderPublisher:
                 on_ranks(partial(self.loop.run, pool.load(weights)) if pool.gives_weights else None)
                 pool.hold(weights)
             finally:
-                self._keep_only(pool.weights)
+                for path in self.folder.resolve().iterdir() if self._writes else ():
+                    if str(path) not in pool.weights:
+                        shutil.rmtree(path, ignore_errors=True)
 
         return load
 
@@ -155,11 +157,6 @@ class FolderPublisher:
             return WeightsLabel(label=label, folder=str(folder))
         write_adapters(folder, named_tensors, self.lora)
         return WeightsLabel(label=label, folder=base, adapters=str(folder))
-
-    def _keep_only(self, weights: WeightsLabel) -> None:
-        for path in self.folder.resolve().iterdir() if self._writes else ():
-            if str(path) not in weights:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 PART_BYTES = 256 << 20  # sent at once; the learner's GPU holds a part that is sent, and twice the one that is packed
