@@ -1,19 +1,19 @@
 """The plan's layer against the tensors that torch saves for backward, and what the LM head keeps."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from packed import collate
 from token_columns import marked
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from condensegrpo.algorithms.objective import MicroBatchLoss, PerToken, supervised
+from condensegrpo.config.schema import ModelSettings
 from condensegrpo.learner import head as fused_head
 from condensegrpo.learner.head import ChunkedHead
-from condensegrpo.planning.plan import Decoder, layer_bytes
+from condensegrpo.planning.plan import architecture, layer_bytes
 
 SIZES = {
     "vocab_size": 64,
@@ -26,30 +26,14 @@ SIZES = {
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def decoder(*, layers: int = 1, head_size: int = 8, kv_heads: int = 2, normed: bool = False) -> Decoder:
-    return Decoder(
-        hidden=48,
-        layers=layers,
-        heads=6,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        ffn=112,
-        vocabulary=64,
-        normed_heads=normed,
-        tied=True,
-    )
+def model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
 
 
-def model(kind: str, dtype: torch.dtype, *, layers: int, attention: str = "sdpa", **more: int) -> PreTrainedModel:
-    config = AutoConfig.for_model(kind, **{**SIZES, **more}, num_hidden_layers=layers)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
-
-
-@contextmanager
-def kept_tensors(model: PreTrainedModel) -> Iterator[dict[int, Tensor]]:
-    """What autograd keeps for backward by its storage, without parameters and buffers; held, so that no two share."""
+def kept_bytes(model: PreTrainedModel, rows: int, length: int) -> int:
+    """What the decoder's forward pass keeps for backward, by its storage, without parameters and buffers."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}  # held, so that no two share a storage
 
     def keep(tensor: Tensor) -> Tensor:
         place = tensor.untyped_storage().data_ptr()
@@ -57,15 +41,9 @@ def kept_tensors(model: PreTrainedModel) -> Iterator[dict[int, Tensor]]:
             kept[place] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield kept
-
-
-def kept_bytes(model: PreTrainedModel, rows: int, length: int, position_ids: Tensor | None = None) -> int:
-    """Bytes that the decoder's forward pass keeps."""
     ids = torch.zeros(rows, length, dtype=torch.long)
-    places = torch.arange(length).expand(rows, length).contiguous() if position_ids is None else position_ids
-    with kept_tensors(model) as kept:
+    places = torch.arange(length).expand(rows, length).contiguous()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model.get_decoder()(input_ids=ids, position_ids=places, attention_mask=None, use_cache=False)
     assert output.last_hidden_state.requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
@@ -76,26 +54,29 @@ def kept_bytes(model: PreTrainedModel, rows: int, length: int, position_ids: Ten
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("kind", "more", "sizes"),
+    ("kind", "more"),
     [
-        ("llama", {}, decoder(layers=2)),
-        ("mistral", {"head_dim": 8}, decoder(layers=2)),
-        ("qwen2", {}, decoder(layers=2)),
-        ("qwen3", {"head_dim": 16}, decoder(layers=2, head_size=16, normed=True)),
-        ("qwen3", {"head_dim": 8, "num_key_value_heads": 6}, decoder(layers=2, kv_heads=6, normed=True)),
+        ("llama", {}),
+        ("mistral", {"head_dim": 8}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 16}),
+        ("qwen3", {"head_dim": 8, "num_key_value_heads": 6}),
     ],
 )
 def test_activations_are_nearly_what_autograd_keeps(
-    kind: str, more: dict[str, int], sizes: Decoder, dtype: torch.dtype
+    kind: str, more: dict[str, int], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    found = kept_bytes(model(kind, dtype, layers=2, **more), 4, 32)
+    config = AutoConfig.for_model(kind, **{**SIZES, **more}, num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    sizes = architecture(ModelSettings(path=str(tmp_path)))
     layers = 2 * 128 * layer_bytes(sizes, dtype.itemsize)
     ends = 128 * 48 * (4 + dtype.itemsize)  # the last norm
-    assert layers + ends == pytest.approx(found, rel=0.04)
+    assert layers + ends == pytest.approx(kept_bytes(model(config, dtype), 4, 32), rel=0.04)
 
 
 def test_sdpa_keeps_no_matrix_of_pairs() -> None:
-    small, large = (kept_bytes(model("llama", torch.float32, layers=1), 1, length) for length in (32, 64))
+    config = AutoConfig.for_model("llama", **SIZES, num_hidden_layers=1)
+    small, large = (kept_bytes(model(config), 1, length) for length in (32, 64))
     assert large == 2 * small
 
 

@@ -47,9 +47,10 @@ Bytes = dict[str, int]  # part → its bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decoder:
-    """The sizes of a decoder of gated layers with RMS norms: Llama, Mistral, Qwen2, Qwen3 and their like."""
+class Architecture:
+    """A model's kind and size: of a decoder of gated layers with RMS norms, such as Llama, Mistral, Qwen2 and Qwen3."""
 
+    kind: str  # transformers' model_type
     hidden: int  # H
     layers: int
     heads: int
@@ -59,13 +60,6 @@ class Decoder:
     vocabulary: int  # V
     normed_heads: bool  # queries and keys have norms, as in Qwen3
     tied: bool  # the LM head is the embedding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture(Decoder):
-    """A model's kind and size."""
-
-    kind: str  # transformers' model_type
     parameters: int  # elements, a tied one once
     adapters: int  # elements of model.lora's A and B; 0: all weights train
     adapters_width: int  # ranks of all adapters together
@@ -276,7 +270,7 @@ def _activations(plan: Plan, checkpointed: int) -> Bytes:
     return {"activations": moments[name][0], name: moments[name][1]}
 
 
-def layer_bytes(decoder: Decoder, element: int, *, trained: bool = True, compiled: bool = False) -> int:
+def layer_bytes(decoder: Architecture, element: int, *, trained: bool = True, compiled: bool = False) -> int:
     """Bytes that one decoder layer keeps of a token until backward, with flash attention.
 
     Two norms keep x in fp32, x̂ and y; norms of queries and keys x and x̂; attention q, k, v and its output; the MLP
