@@ -45,8 +45,8 @@ def test_the_commands_that_need_no_extra_run_without_it(tmp_path: Path) -> None:
     shown = (
         "reply      <answer> 7 </answer>",
         "last_k",
-        "(option of a plug-in)",
         "trajectory",
+        "(option of a plug-in)",
         '"completion_ids": [3, 9, 4, 5]',
     )
     positions = [done.stdout.find(text) for text in shown]
