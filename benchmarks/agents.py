@@ -139,7 +139,7 @@ async def played(name: str, installed: Path, data: Path) -> Trajectory:
         renderer=Renderer(tokenizer()),
         condenser=Full(),
         condenser_name="full",
-        trigger=CondenseSettings(when="over_budget"),
+        condense=CondenseSettings(when="over_budget"),
         toolbox=Toolbox({}, format=Tagged(), limits=ToolLimits()),
         limits=Limits(max_turns=40, max_context_tokens=1 << 20, max_output_tokens=2000, turn_seconds=240.0),
     )

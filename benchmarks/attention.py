@@ -33,7 +33,7 @@ from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.sampler import AttentionQuery
 from condensegrpo.core.trajectory import Trajectory
-from condensegrpo.episodes.group import problem_groups, rollout_group
+from condensegrpo.episodes.group import problem_groups, rollout_groups
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.samplers.transformers import TransformersSampler
 
@@ -166,7 +166,7 @@ async def _played(config: RunConfig, model: str, problems: int, layers: Sequence
     components = build_components(config)
     sampler = TransformersSampler(model)
     renderer = renderer_for(components, model)
-    groups = await rollout_group(
+    groups = await rollout_groups(
         problem_groups(components.problems("eval")[:problems], 0),
         samples=1,
         environment=components.task.environment,

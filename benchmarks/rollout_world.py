@@ -24,7 +24,7 @@ from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.shared_sequence import common_prefix
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout_group
+from condensegrpo.episodes.group import problem_groups, rollout_groups
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.settings import Limits, ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
@@ -227,7 +227,7 @@ def play(
     async def run() -> None:  # returns nothing: asyncio.run() makes the repr of a result, however large
         meeting = asyncio.Barrier(world.trajectories) if barrier else None
         played.extend(
-            await rollout_group(
+            await rollout_groups(
                 problem_groups(world.problems(), 7),
                 samples=world.samples,
                 environment=lambda problem: Readings(world, problem, meeting),

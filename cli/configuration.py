@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
-from condensegrpo.config.keys import Key, explained, keys, others
+from condensegrpo.config.keys import Key, explained, foreign_names, keys
 from condensegrpo.config.load import shipped
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import plural
@@ -62,7 +62,7 @@ def explain(
     """
     found = explained(key)
     typer.echo(_line(found))
-    if named := others(found.name):
+    if named := foreign_names(found.name):
         typer.echo(f"in TRL or verl: {', '.join(named)}")
     for each in keys().values():
         if each.name.startswith(f"{found.name}."):

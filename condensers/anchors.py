@@ -30,7 +30,7 @@ from condensegrpo.condensers.observation_mask import VERBATIM, VERBATIM_LENGTH
 from condensegrpo.condensers.pipeline import Pipeline
 from condensegrpo.condensers.whole_units import Truncate
 from condensegrpo.core.condenser import Budget, Condensed, Count, Stage
-from condensegrpo.core.messages import DENSE, History, Message, Unit, flatten, note, without_meter
+from condensegrpo.core.messages import LEAST_DENSITY, History, Message, Unit, flatten, note, without_meter
 from condensegrpo.core.wording import plural
 
 HEADING = "Verbatim from omitted turns:"
@@ -51,7 +51,7 @@ _PATTERNS: dict[Kind, str] = {  # the first that matches at a place wins
 }
 
 
-class Lost(NamedTuple):
+class LostAnchor(NamedTuple):
     """An anchor that is in no shown message, and where it stood."""
 
     turn: int
@@ -83,13 +83,13 @@ class Anchors(Pipeline):
         view = history.current_units
         listed = next((unit for unit in view if _is_list(unit)), None)  # of its earlier answer
         rest = tuple(unit for unit in view if unit is not listed)
-        whole = total(view) <= budget.tokens
+        fits = total(view) <= budget.tokens
         past = history if listed is None else history.with_units(rest)
-        condensed = await super().condense(past, budget if whole else self._less(budget))
+        condensed = await super().condense(past, budget if fits else self._less(budget))
         if condensed.units == rest:
-            return replace(condensed, units=view) if whole else condensed
+            return replace(condensed, units=view) if fits else condensed
         answer, used = self._with_anchors(history, condensed, budget)
-        if used is None or whole or self.writes:
+        if used is None or fits or self.writes:
             return answer
         ample = replace(budget, tokens=budget.tokens - used)  # the anchors need less than half of their share
         return self._with_anchors(history, await super().condense(past, ample), budget)[0]
@@ -97,12 +97,12 @@ class Anchors(Pipeline):
     def _with_anchors(self, history: History, condensed: Condensed, budget: Budget) -> tuple[Condensed, int | None]:
         """An answer of the stages with the anchors that fit; their tokens, if they leave half of their share."""
         share, base = int(self.share * budget.tokens), total(condensed.units)
-        lost = _lost(history, condensed, tuple(self.kinds), share)
-        room, density = min(budget.tokens - base, share), max(history.units[-1].rates[0], DENSE)
+        lost = _lost_anchors(history, condensed, tuple(self.kinds), share)
+        room, density = min(budget.tokens - base, share), max(history.units[-1].rates[0], LEAST_DENSITY)
         sums = list(accumulate((len(anchor.text) + 1) * density for anchor in lost))
         number = bisect_right(sums, room)
         while number:
-            answer = _with(history, condensed, lost[:number])
+            answer = _answer_with(history, condensed, lost[:number])
             used = total(answer.units) - base
             if used <= room:
                 return answer, used if number == len(lost) and 2 * used < share else None
@@ -117,15 +117,15 @@ def _is_list(unit: Unit) -> bool:
     return unit.is_note and unit.reply.text.startswith(f"{HEADING}\n")
 
 
-def _lost(history: History, condensed: Condensed, kinds: tuple[Kind, ...], most: int) -> list[Lost]:
+def _lost_anchors(history: History, condensed: Condensed, kinds: tuple[Kind, ...], most: int) -> list[LostAnchor]:
     """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
     shown = flatten(history.pinned, condensed.units)
     known = {anchor for message in shown for anchor in anchors(message.words, kinds)}
-    lost: list[Lost] = []
+    lost: list[LostAnchor] = []
     for turn, result, texts in _left_out(history, condensed, kinds):
         fresh = [text for text in texts if text not in known]
         known.update(fresh)
-        lost += (Lost(turn, result, text) for text in fresh)
+        lost += (LostAnchor(turn, result, text) for text in fresh)
         if len(lost) >= most:
             break
     return lost[:most]
@@ -151,12 +151,12 @@ def _left_out(
                     yield unit.turn, index, anchors(raw.words, kinds)
 
 
-def _with(history: History, condensed: Condensed, lost: Sequence[Lost]) -> Condensed:
+def _answer_with(history: History, condensed: Condensed, lost: Sequence[LostAnchor]) -> Condensed:
     """An answer with these anchors: in a unit or the new summary, and behind placeholders."""
     chosen = sorted(lost, key=_turn)  # stable: in a unit in order
     listed = [anchor for anchor in chosen if anchor.result is None]
     text = "\n".join((HEADING, *(anchor.text for anchor in listed)))
-    masked: dict[int, list[Lost]] = {}  # anchors of masked results, by turn
+    masked: dict[int, list[LostAnchor]] = {}  # anchors of masked results, by turn
     for anchor in chosen:
         if anchor.result is not None:
             masked.setdefault(anchor.turn, []).append(anchor)
@@ -175,7 +175,7 @@ def _with(history: History, condensed: Condensed, lost: Sequence[Lost]) -> Conde
     return replace(condensed, units=tuple(sorted(units, key=_turn)), note=summary, reason=reason)
 
 
-def _annotated(history: History, unit: Unit, lost: Sequence[Lost]) -> Unit:
+def _annotated(history: History, unit: Unit, lost: Sequence[LostAnchor]) -> Unit:
     """A unit with its anchors behind the placeholders of its results, as long as that is shorter than they were."""
     if not lost:
         return unit

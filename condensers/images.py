@@ -56,7 +56,7 @@ def without_pictures(unit: Unit) -> Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OldPictures(Condenser):
+class PictureCondenser(Condenser):
     """The options that say which pictures are old; pictures of all other units stay."""
 
     keep: Annotated[int, Ge(0)] = 1  # of the units that show a picture, so many of the newest stay
@@ -93,7 +93,7 @@ class OldPictures(Condenser):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageMask(OldPictures):
+class ImageMask(PictureCondenser):
     """Replaces old pictures by ``[picture of turn 3 omitted: 1,240 tokens]``; replies and all texts stay.
 
     Pictures of the newest ``keep`` units that show any stay, and those of the oldest ``keep_first``. If that is over
@@ -108,7 +108,7 @@ class ImageMask(OldPictures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageScale(OldPictures):
+class ImageScale(PictureCondenser):
     """Shows old pictures with ``scale`` times their width and height; replies and all texts stay.
 
     Which are old is as in ``image_mask``. A smaller picture is a PNG file of its own, stored like any other; whether it
@@ -151,7 +151,7 @@ INSTRUCTION = "Write one line with what you need later of the pictures of {turns
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageCaption(OldPictures):
+class ImageCaption(PictureCondenser):
     """Replaces old pictures by a line, as ``image_mask``, and asks the policy before for a text that stays after it.
 
     One text is asked for in a turn, about all pictures that become old in it. A text that was cut off, is empty or is

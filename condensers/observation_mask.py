@@ -12,7 +12,7 @@ from condensegrpo.core.condenser import Budget, Condensed, Condenser
 from condensegrpo.core.messages import History, Message, Unit
 
 VERBATIM, VERBATIM_LENGTH = " verbatim: ", 400  # what ``anchors`` puts behind a placeholder, and most characters of it
-KEPT = 16384  # masked units
+CACHED_UNITS = 16384  # masked units
 PLACEHOLDER = re.compile(
     r"\[turn [0-9]+, [a-z ]+ omitted: [0-9]+ tokens\]" + rf"(?:{VERBATIM}[^\n]{{1,{VERBATIM_LENGTH}}})?"
 )
@@ -62,7 +62,7 @@ class ObservationMask(Condenser):
         """A unit with placeholders for its results, made once."""
         known = self._masked.get(id(unit))
         if known is None or known[0] is not unit:  # equal units may have other ids
-            if len(self._masked) >= KEPT:
+            if len(self._masked) >= CACHED_UNITS:
                 self._masked.clear()
             known = self._masked[id(unit)] = unit, self._made(unit)
         return known[1]

@@ -28,7 +28,7 @@ from condensegrpo.core.wording import plural
 
 
 @dataclass(frozen=True)
-class SummaryRequests(Condenser):
+class SummarisingCondenser(Condenser):
     """How the policy writes a summary, whichever condenser decides when.
 
     The request follows the prompt that would have come next, so that system message and tools are those of a normal
@@ -97,7 +97,7 @@ class SummaryRequests(Condenser):
 
 
 @dataclass(frozen=True)
-class PolicySummary(SummaryRequests):
+class PolicySummary(SummarisingCondenser):
     """Keeps the newest units and replaces all earlier units by a summary that the policy writes."""
 
     always: bool = False  # summarise within the budget too, whenever a unit is new
@@ -111,7 +111,7 @@ COMPACT = "compact"
 
 
 @dataclass(frozen=True)
-class Compact(SummaryRequests):
+class Compact(SummarisingCondenser):
     """Requests a summary, as ``summary`` does, after the policy called ``compact()``, and keeps it until the next one.
 
     A call needs ``min_turns`` turns since the last summary: otherwise a policy could do nothing but write summaries. It

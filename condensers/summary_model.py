@@ -24,8 +24,8 @@ from condensegrpo.core.errors import SamplerError, SummaryRefused
 from condensegrpo.core.messages import History, Message, flatten
 from condensegrpo.core.request_queue import SharedResults
 
-CACHED = 4096  # summaries in the cache
-PATIENCE = 0.9  # share of the condenser's time limit that a summary may take
+CACHED_SUMMARIES = 4096  # summaries in the cache
+TIME_SHARE = 0.9  # share of the condenser's time limit that a summary may take
 COUNTS = ("calls", "remembered", "refused", "seconds")
 
 
@@ -65,7 +65,7 @@ class SummaryModel(Condenser):
             max_tokens=self.max_tokens,
             device=self.device,
         )
-        self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED)
+        self._summaries: SharedResults[str, WrittenSummary] = SharedResults(CACHED_SUMMARIES)
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
     def check(self, pinned: Sequence[Message], budget: Budget, count: Count) -> None:
@@ -93,7 +93,7 @@ class SummaryModel(Condenser):
         key = hashlib.sha256(text.encode()).hexdigest()
         known = key in self._summaries
         try:  # and time out before the engine does: that would end the trajectory
-            async with asyncio.timeout(None if budget.seconds is None else PATIENCE * budget.seconds):
+            async with asyncio.timeout(None if budget.seconds is None else TIME_SHARE * budget.seconds):
                 written = await self._summaries.get(key, partial(self._write, text))
             summary = usable(written, plan, history, budget)
         except (SummaryRefused, SamplerError, TimeoutError) as error:

@@ -155,7 +155,7 @@ def engine(
         renderer=Renderer(tokenizer(template)),
         condenser=condenser if condenser is not None else Full(),
         condenser_name="chosen",
-        trigger=trigger if trigger is not None else CondenseSettings(when=condense_when),
+        condense=trigger if trigger is not None else CondenseSettings(when=condense_when),
         toolbox=Toolbox(
             tools or {},
             format=TOOL_FORMATS["tagged"],

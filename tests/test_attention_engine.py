@@ -65,7 +65,7 @@ def sampler(folder: str) -> Iterator[TransformersSampler]:
 
 def scorers(name: str, sampler: TransformersSampler) -> Mapping[str, UnitScorer]:
     model = partial(frozen_model, dtype="float32")
-    return open_scorers([name], sampler=sampler, renderer=Renderer(tokenizer()), model=model)
+    return open_scorers([name], sampler=sampler, renderer=Renderer(tokenizer()), open_model=model)
 
 
 def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[Trajectory]:
@@ -79,7 +79,7 @@ def play(sampler: TransformersSampler, name: str, *, episodes: int = 1) -> list[
             turn_seconds=120.0,
         ),
         scorers=scorers(name, sampler),
-        probe=AnswerProbe(model=sampler, renderer=Renderer(tokenizer()), form="<answer>{answer}</answer>"),
+        probe=AnswerProbe(sampler=sampler, renderer=Renderer(tokenizer()), form="<answer>{answer}</answer>"),
     )
 
     async def one(number: int) -> Trajectory:

@@ -20,9 +20,9 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
-from condensegrpo.episodes.boundary import Boundary, EndEpisode, called
+from condensegrpo.episodes.boundary import Boundary, EndEpisode, call_method
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout_group
+from condensegrpo.episodes.group import problem_groups, rollout_groups
 from condensegrpo.storage import codec
 
 Play = Callable[[], Coroutine[Any, Any, Any]]
@@ -44,7 +44,7 @@ def roll(parts: Engine, environment: Callable[[Problem], Any] = Counting) -> tup
     """One trajectory of the question ``fault`` and one of ``count``."""
     problems = problem_groups([problem(0, "fault"), problem(1, "count")], 7)
     groups = simulated(
-        rollout_group(
+        rollout_groups(
             problems,
             samples=1,
             environment=environment,
@@ -92,7 +92,7 @@ def test_late_work_is_cancelled_where_it_waits() -> None:
         await asyncio.sleep(20)
 
     async def in_a_thread() -> None:
-        await called(time.sleep, 0.5)
+        await call_method(time.sleep, 0.5)
 
     line = waits.__code__.co_firstlineno + 2
     message = "it: no result within 0.02 seconds (rollout.limits.turn_seconds)"

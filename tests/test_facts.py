@@ -20,7 +20,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Demonstration, Problem, Task
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.group import problem_groups, rollout_group
+from condensegrpo.episodes.group import problem_groups, rollout_groups
 from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.studies.tasks.facts import KEYS, NOISE, FactsTask
 
@@ -304,7 +304,7 @@ def played(
     max_context_tokens: int = 1000,
 ) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
-        groups = await rollout_group(
+        groups = await rollout_groups(
             problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,

@@ -23,7 +23,7 @@ from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.toolformats import JSON_FORMATS, Malformed
 from condensegrpo.learner.model_folder import load_tokenizer
 from condensegrpo.samplers.scripted import ScriptedSampler
-from condensegrpo.tasks.agent_conversation import Conversation
+from condensegrpo.tasks.agent_conversation import AgentConversation
 
 NATIVE = JSON_FORMATS["native"]
 TOOL = {
@@ -355,7 +355,7 @@ def test_a_call_in_a_thought_that_was_cut_off_is_not_made() -> None:
 
 def test_an_agent_whose_client_keeps_thoughts_aside_is_one_row() -> None:
     """litellm moved <think> of a reply to reasoning_content: every turn was a rewritten history."""
-    conversation, asked = Conversation("native"), (SYSTEM, QUESTION)
+    conversation, asked = AgentConversation("native"), (SYSTEM, QUESTION)
     conversation.begin(asked)
     sent = conversation.send(asked, read_text("<think>hm</think>okay").message, stops=(), calls=True)
     assert sent.text == "okay"

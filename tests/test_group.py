@@ -22,7 +22,7 @@ from condensegrpo.core.protocols.sampler import NamedTensors
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout_group
+from condensegrpo.episodes.group import ProblemGroup, problem_groups, rollout_groups
 from condensegrpo.episodes.settings import CondenseSettings
 from condensegrpo.samplers.scripted import ScriptedSampler
 from condensegrpo.samplers.transformers import TransformersSampler
@@ -45,7 +45,7 @@ def roll(
         on_finish(one)
 
     async def run() -> Groups:
-        return await rollout_group(
+        return await rollout_groups(
             problem_groups(problems, 7),
             samples=samples,
             environment=environment,
@@ -136,7 +136,7 @@ def test_two_ranks_sample_what_one_would() -> None:
 
     def sampled(share: Sequence[ProblemGroup]) -> dict[str, object]:
         groups = asyncio.run(
-            rollout_group(
+            rollout_groups(
                 share,
                 samples=3,
                 environment=Counting,
@@ -189,7 +189,7 @@ def test_what_on_finish_raises_stops_the_rollout_and_leaves_nothing_running() ->
             lambda _: said("answer 1"), seconds=lambda ids: 60.0 if "slow" in shown(ids) else 0.0
         )
         with pytest.raises(OSError, match="no space left"):
-            await rollout_group(
+            await rollout_groups(
                 problem_groups([problem(0, "fast"), problem(1, "slow")], 7),
                 samples=1,
                 environment=Counting,
@@ -210,7 +210,7 @@ def test_a_cancelled_rollout_leaves_nothing_running() -> None:
     async def run() -> int:
         slow = ScriptedSampler(lambda _: said("answer 1"), seconds=60.0)
         task = asyncio.create_task(
-            rollout_group(
+            rollout_groups(
                 problem_groups([problem()], 7),
                 samples=3,
                 environment=Counting,
@@ -308,7 +308,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
         return f"<note> {(notes[-1] + int(newest)) % 10} </note>"
 
     async def run() -> Groups:
-        return await rollout_group(
+        return await rollout_groups(
             problem_groups(task.problems("eval"), 7),
             samples=1,
             environment=task.environment,

@@ -52,7 +52,7 @@ class Certain:
 
 
 def probe(model: Certain, form: str = "<answer>{answer}</answer>") -> AnswerProbe:
-    return AnswerProbe(model=model, renderer=Renderer(tokenizer()), form=form)
+    return AnswerProbe(sampler=model, renderer=Renderer(tokenizer()), form=form)
 
 
 def text(ids: Sequence[int]) -> str:

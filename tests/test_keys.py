@@ -6,7 +6,7 @@ import re
 import pytest
 from command import ROOT, run, succeed
 
-from condensegrpo.config.keys import OTHERS, Key, explained, keys
+from condensegrpo.config.keys import FOREIGN_KEYS, Key, explained, keys
 from condensegrpo.config.load import find_config, load_config, shipped
 from condensegrpo.config.yaml_tree import leaves
 from condensegrpo.core.errors import ConfigError
@@ -34,9 +34,9 @@ def test_the_settings_of_trl_and_verl_in_the_glossary_are_answered_with_ours() -
     page = (ROOT / "docs/reference/glossary.md").read_text().partition("## Settings in TRL and verl")[2]
     cells = [cell for row in page.splitlines() if row.startswith("|") for cell in row.split("|")[1:3]]
     named = {name for cell in cells for name in re.findall(r"`([a-z_.]+)`", cell)}
-    assert {name for name in named if "." in name or name.startswith(("num_", "max_"))} <= OTHERS.keys()
-    for name in OTHERS:
-        assert explained(name).name == OTHERS[name]
+    assert {name for name in named if "." in name or name.startswith(("num_", "max_"))} <= FOREIGN_KEYS.keys()
+    for name in FOREIGN_KEYS:
+        assert explained(name).name == FOREIGN_KEYS[name]
 
 
 @pytest.mark.parametrize(

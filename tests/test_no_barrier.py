@@ -17,7 +17,7 @@ from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import problem_groups, rollout_group
+from condensegrpo.episodes.group import problem_groups, rollout_groups
 from condensegrpo.samplers.scripted import ScriptedSampler
 
 REPLIES = 4  # of an episode below, the answer included
@@ -48,7 +48,7 @@ def walls(questions: Sequence[str], *, sampling: float, limit: float = NEVER) ->
 
     async def run() -> tuple[list[Trajectory], float]:
         sampler = ScriptedSampler(lambda ids: said(replies(shown(ids))), seconds=sampling)
-        groups = await rollout_group(
+        groups = await rollout_groups(
             problem_groups([problem(number, question) for number, question in enumerate(questions)], 7),
             samples=1,
             environment=Slow,
@@ -95,7 +95,7 @@ def test_hung_and_crashed_siblings_cost_only_their_own_time_limit() -> None:
 
 def roll(parts: Engine, posed: Sequence[Problem]) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
-        groups = await rollout_group(
+        groups = await rollout_groups(
             problem_groups(posed, 7),
             samples=1,
             environment=Counting,

@@ -474,7 +474,7 @@ def test_a_session_that_cannot_be_written_is_counted_and_the_next_one_is_recorde
 
 def test_a_large_request_is_tokenised_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     in_main = list[bool]()
-    beside = TextEncoder._beside
+    beside = TextEncoder._encode_large
 
     def recorded(encoder: TextEncoder, text: str) -> Any:
         in_main.append(threading.current_thread() is threading.main_thread())
@@ -487,7 +487,7 @@ def test_a_large_request_is_tokenised_beside_the_event_loop(monkeypatch: pytest.
                 reply = await said_by(url, TOKEN, messages)
                 messages += [assistant(reply), user(text)]
 
-    monkeypatch.setattr(TextEncoder, "_beside", recorded)
+    monkeypatch.setattr(TextEncoder, "_encode_large", recorded)
     asyncio.run(scenario())
     assert in_main
     assert not any(in_main)

@@ -142,7 +142,7 @@ class Demonstrations:
 
     async def _episode(self, problem: Problem, seed: int) -> Trajectory:
         """An episode at the context budget of a step that is drawn, see ``Engine.at_step``."""
-        schedule, drawn = self.engine.trigger.schedule, random.Random(f"budget {seed} {problem.id}")
+        schedule, drawn = self.engine.condense.schedule, random.Random(f"budget {seed} {problem.id}")
         step = drawn.choice((-1, drawn.randrange(schedule[-1][0] + 1))) if schedule else 0
         return await run_episode(
             problem,
@@ -172,7 +172,7 @@ def demonstrations(components: Components, renderer: Renderer, source: str) -> D
         scorers = dict[str, UnitScorer]()  # nothing is condensed
     elif any(split_layers(name)[0] in NEEDED for name in names):
         frozen = partial(frozen_model, dtype=config.model.dtype)
-        scorers = open_scorers(names, sampler=frozen(source), renderer=renderer, model=frozen)
+        scorers = open_scorers(names, sampler=frozen(source), renderer=renderer, open_model=frozen)
     writers = {config.rollout.condense.writer: unused}  # the expert writes
     engine = trajectory_engine(
         components, renderer=renderer, sampler=unused, temperature=1.0, writers=writers, scorers=scorers

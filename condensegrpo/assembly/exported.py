@@ -13,7 +13,7 @@ from condensegrpo.core.process import temporary_folder
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.storage.media import MediaFolder
 
-CONDENSER = "condenser.yaml"
+CONDENSER_FILE = "condenser.yaml"
 STAND_IN = "ledger"  # a configuration names a task; the program that runs an exported policy has its own
 NOTHING_TRAINED = {"tokens_per_micro_batch": 1_000_000_000}  # no context is too long for a learner
 ROLLOUT = ("limits", "condense", "tools", "template_options")  # keys of the rollout that shape a context
@@ -38,7 +38,7 @@ def open_engine(folder: Path | str, overrides: Sequence[str] = ()) -> Iterator[E
         folder: what ``condensegrpo export`` wrote; plug-ins in files may lie in it.
         overrides: ``key=value``, such as ``sampler.name=vllm``.
     """
-    file = Path(folder) / CONDENSER
+    file = Path(folder) / CONDENSER_FILE
     tree = {"model": {"path": str(folder)}, "task": {"name": STAND_IN}, "learner": NOTHING_TRAINED}
     alone = ("rollout.condense.writer=policy", *overrides)  # no other writer is exported
     components = build_components(validate(overridden(tree | located(read_yaml(file), file), alone), source=str(file)))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from condensegrpo.config.load import STORED
+from condensegrpo.config.load import CONFIG_FILE
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.errors import RunError
 from condensegrpo.storage.files import shared_lock
@@ -16,7 +16,7 @@ def run_of_policy(policy: str) -> Path | None:
     path = Path(policy)
     checkpoint = next((each for each in (path, path.parent) if (each / MANIFEST).is_file()), None)
     run = checkpoint.resolve().parent.parent if checkpoint is not None else path
-    return run if (run / STORED).is_file() else None
+    return run if (run / CONFIG_FILE).is_file() else None
 
 
 def model_of(policy: str) -> str:
@@ -30,7 +30,7 @@ def model_of(policy: str) -> str:
             f"finding the model of {policy}: there is no such checkpoint. The run keeps {kept} "
             f"(train.keep_checkpoints)."
         )
-    if not (path / STORED).is_file():
+    if not (path / CONFIG_FILE).is_file():
         return policy
     from condensegrpo.learner import checkpoint  # imports torch
 

@@ -100,7 +100,7 @@ def check_settings(components: Components) -> tuple[str, ...]:
     task = with_defaults(components.task, Task)
     if faults := [f"checking {fault}" for check in (_learning, _variants) for fault in check(components)]:
         raise ConfigError("\n".join(faults))
-    check_writes(components)
+    check_writer_needed(components)
     check_disjoint(components)
     notes = [*check_truths(components), *_check_policy(components)]
     if task.left_out:
@@ -161,7 +161,7 @@ def check_architecture(components: Components, source: str) -> None:
     attention_of(configuration(source), config.model.attention)
 
 
-def check_writes(components: Components) -> None:
+def check_writer_needed(components: Components) -> None:
     """Check that a writer other than the policy has something to write."""
     config = components.config
     if config.rollout.condense.writer != "policy" and not components.condenser.writes:

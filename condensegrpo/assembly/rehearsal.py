@@ -39,11 +39,11 @@ from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.episodes.toolformats import Native, Tagged
 from condensegrpo.samplers.scripted import ScriptedSampler
 
-REPLIES = 16  # of an episode at most
+MAX_REPLIES = 16  # of an episode at most
 DEMONSTRATIONS = 64  # whose words are looked up, from the first
-MOST_UNKNOWN = 0.03  # of the tokens of a text
-LARGEST = 1 << 20  # tokens of context that are tried for one that works
-NAMED = 8  # unknown words in the message, the most frequent first
+MAX_UNKNOWN_SHARE = 0.03  # of the tokens of a text
+LARGEST_CONTEXT = 1 << 20  # tokens of context that are tried for one that works
+WORDS_SHOWN = 8  # unknown words in the message, the most frequent first
 Ids = Sequence[int]
 
 
@@ -98,7 +98,7 @@ def rehearse(
         first = scored[0].trajectory
         overflow = first.detail if first.stop is StopReason.CONTEXT_OVERFLOW and not first.turns else ""
         if overflow:  # it is played to say how many tokens it needs
-            scored = loop.run(_played(components, renderer, problem, samples=2, most=LARGEST))
+            scored = loop.run(_played(components, renderer, problem, samples=2, most=LARGEST_CONTEXT))
         notes += _faults(components, problem, scored)
         _check_texts(components, renderer, scored)
         if overflow:
@@ -161,7 +161,7 @@ async def _played(
         scorers={name: _EvenScores() for name in components.condenser.scorers},
     )
     limits = replace(
-        limits, max_turns=min(limits.max_turns, REPLIES), max_context_tokens=most or limits.max_context_tokens
+        limits, max_turns=min(limits.max_turns, MAX_REPLIES), max_context_tokens=most or limits.max_context_tokens
     )
     engine = replace(engine, limits=limits, confidence=None)
     if overrides(task, Task.expert) and samples > 1:
@@ -268,12 +268,12 @@ def _check_words(renderer: Renderer, source: str, text: str, *, new: bool) -> No
     """Check that hardly any token of a text is unknown."""
     tokens, words = renderer.unknown(text)
     unknown = Counter(words)
-    if unknown.total() > MOST_UNKNOWN * tokens:
+    if unknown.total() > MAX_UNKNOWN_SHARE * tokens:
         cure = "Set model.new.tokenizer=bpe, or add them to corpus() of the task" if new else "Use another model"
         raise ConfigError(
             f"checking the tokenizer: it does not know {unknown.total()} of the {tokens} words of {source}, which the "
-            f"policy would read as [UNK]; at most {MOST_UNKNOWN:.0%} may be unknown. The most frequent are "
-            f"{', '.join(repr(word) for word, _ in unknown.most_common(NAMED))}. {cure}."
+            f"policy would read as [UNK]; at most {MAX_UNKNOWN_SHARE:.0%} may be unknown. The most frequent are "
+            f"{', '.join(repr(word) for word, _ in unknown.most_common(WORDS_SHOWN))}. {cure}."
         )
 
 
@@ -281,7 +281,7 @@ def _check_room(components: Components, renderer: Renderer, pinned: Sequence[Mes
     """Check the room of a context that begins with ``pinned``; an error names the smallest context that works."""
     most = components.config.rollout.limits.max_context_tokens
     if fault := _lack_of_room(components, renderer, pinned, most):
-        larger = range(most + 1, LARGEST)
+        larger = range(most + 1, LARGEST_CONTEXT)
         works = bisect_left(larger, True, key=lambda tokens: not _lack_of_room(components, renderer, pinned, tokens))
         cure = f" The smallest that works is rollout.limits.max_context_tokens={larger[works]}."
         raise ConfigError(f"{fault}{cure if works < len(larger) else ''}")

@@ -200,7 +200,7 @@ def trajectory_engine(
     config = components.config
     if scorers is None:
         frozen = partial(frozen_model, dtype=config.model.dtype)
-        scorers = open_scorers(components.condenser.scorers, sampler=sampler, renderer=renderer, model=frozen)
+        scorers = open_scorers(components.condenser.scorers, sampler=sampler, renderer=renderer, open_model=frozen)
     form = config.rollout.answer_form
     writer = config.rollout.condense.writer
     if writer != "policy" and writer not in writers:
@@ -215,11 +215,11 @@ def trajectory_engine(
         condenser=components.condenser,
         condenser_name=config.condenser.name,
         scorers=scorers,
-        trigger=config.rollout.condense,
+        condense=config.rollout.condense,
         toolbox=components.toolbox,
         limits=config.rollout.limits,
         temperature=temperature,
-        probe=None if form is None else AnswerProbe(model=sampler, renderer=renderer, form=form),
+        probe=None if form is None else AnswerProbe(sampler=sampler, renderer=renderer, form=form),
         confidence=config.rollout.stop_when_confident,
     )
 

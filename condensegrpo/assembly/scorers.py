@@ -97,14 +97,14 @@ def split_layers(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def open_scorers(
-    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, model: Callable[[str], Sampler]
+    names: Sequence[str], *, sampler: Sampler, renderer: Renderer, open_model: Callable[[str], Sampler]
 ) -> dict[str, UnitScorer]:
     """The scorers by name.
 
     Args:
         sampler: holds the policy's weights, and gets the learner's after every step.
         renderer: with the policy's tokenizer.
-        model: a frozen model by folder or Hub id.
+        open_model: opens a frozen model by its folder or Hub id.
     """
     check_scorers(names, type(sampler), type(sampler).__name__)
     opened = dict[str, UnitScorer]()
@@ -112,15 +112,17 @@ def open_scorers(
         source, layers = split_layers(name)
         if source == POLICY:
             opened[name] = AttentionScorer(sampler, renderer, layers=layers)
+        elif source == ORACLE:
+            opened[name] = LeaveOneOut(sampler, renderer)
         else:
-            opened[name] = LeaveOneOut(sampler, renderer) if source == ORACLE else frozen_scorer(source, layers, model)
+            opened[name] = frozen_scorer(source, layers, open_model)
     return opened
 
 
-def frozen_scorer(path: str, layers: tuple[int, ...], model: Callable[[str], Sampler]) -> AttentionScorer:
+def frozen_scorer(path: str, layers: tuple[int, ...], open_model: Callable[[str], Sampler]) -> AttentionScorer:
     """A scorer by the attention of a frozen model."""
     renderer = Renderer(load_tokenizer(path), stop_ids=end_ids(path))
-    return AttentionScorer(model(path), renderer, layers=layers)
+    return AttentionScorer(open_model(path), renderer, layers=layers)
 
 
 @cache

@@ -86,7 +86,7 @@ class WorkerBatch(NamedTuple):
 class WorkerReport(NamedTuple):
     """The end of a batch."""
 
-    condensing: float  # seconds that the condenser was at work
+    condensing_seconds: float  # seconds that the condenser was at work
     counts: Mapping[str, float]  # of the condenser
 
 
@@ -144,7 +144,7 @@ class SharingPlayer:
         sent = WorkerBatch(self.settings, self.sampler.client(), tuple(batch), samples, run_seed, step)
         scored, reports = await self.pool.play(sent, on_scored)
         self.condensing_seconds += max(
-            (report.condensing for report in reports), default=0.0
+            (report.condensing_seconds for report in reports), default=0.0
         )  # they condense at the same time
         for report in reports:
             self.counted.update(report.counts)

@@ -25,7 +25,7 @@ from condensegrpo.core.errors import SamplerError
 from condensegrpo.core.messages import History, Unit, flatten
 from condensegrpo.core.protocols.sampler import AttentionQuery, Sampler, TokenAttention
 from condensegrpo.core.request_queue import SharedResults
-from condensegrpo.episodes.render import Located, Renderer
+from condensegrpo.episodes.render import LocatedPrompt, Renderer
 
 CACHED = 4096  # histories whose scores are kept
 
@@ -114,7 +114,7 @@ class HistoryTokens(NamedTuple):
     pinned_media: tuple[str, ...] = ()  # the hashes of the pictures of the pinned messages
 
 
-def split_history(history: History, located: Located) -> HistoryTokens:
+def split_history(history: History, located: LocatedPrompt) -> HistoryTokens:
     """The prompt of a history, split where a message ends: the template's introduction of a message belongs to it."""
     after = last = max((span.stop for span in located.spans[: len(history.pinned)]), default=0)
     message = len(history.pinned)

@@ -19,8 +19,8 @@ from condensegrpo.episodes.settings import ToolLimits
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "mapping"}
-FREE = "mapping"  # the type of a key below which any key may stand
-OTHERS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
+FREE_MAPPING = "mapping"  # the type of a key below which any key may stand
+FOREIGN_KEYS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
     "num_generations": "train.samples_per_problem",
     "generation_batch_size": "train.problems_per_step",
     "max_steps": "train.steps",
@@ -114,18 +114,18 @@ def keys(top: type[BaseModel] = RunConfig) -> Mapping[str, Key]:
 
 def explained(name: str) -> Key:
     """The key of a name, which may be one of TRL or verl, the end of one (``max_turns``), or an option of a plug-in."""
-    known, ours = keys(), OTHERS.get(name, name)
+    known, ours = keys(), FOREIGN_KEYS.get(name, name)
     ends = [key for key in known if key.endswith(f".{name}")]
     if ours in known or len(ends) == 1:
         return known[ours if ours in known else ends[0]]
-    if (inside := _inside(ours)) is not None:
+    if (inside := _nested_key(ours)) is not None:
         return inside
     lasts = [key.rpartition(".")[2] for key in known]
-    near = f"Did you mean {', '.join(ends)}? " if ends else did_you_mean(name, [*known, *lasts, *OTHERS])
+    near = f"Did you mean {', '.join(ends)}? " if ends else did_you_mean(name, [*known, *lasts, *FOREIGN_KEYS])
     raise ConfigError(f"looking for the key {name}: there is none. {near}condensegrpo config --list shows all.")
 
 
-def _inside(name: str) -> Key | None:
+def _nested_key(name: str) -> Key | None:
     """The key of an entry of a list, of a free mapping, or of an option of a plug-in; None: it is none of them."""
     known, pattern = keys(), re.sub(r"\.\d+(?=\.|$)", "[]", name)
     section, dot, path = pattern.partition(".options.")
@@ -135,7 +135,7 @@ def _inside(name: str) -> Key | None:
     listed, entry, field = pattern.partition("[]")
     if entry and field in ("", ".name", ".options") and listed in known and known[listed].type.startswith("list"):
         return known[listed]
-    return next((key for key in known.values() if key.type == FREE and name.startswith(f"{key.name}.")), None)
+    return next((key for key in known.values() if key.type == FREE_MAPPING and name.startswith(f"{key.name}.")), None)
 
 
 def _option(name: str, kind: str, path: Sequence[str]) -> Key:
@@ -174,9 +174,9 @@ def _leads_to(annotation: object, path: Sequence[str]) -> bool:
     return any(word in str(annotation) for word in ("Mapping", "dict", "Any", "object"))
 
 
-def others(name: str) -> list[str]:
+def foreign_names(name: str) -> list[str]:
     """The keys of TRL and verl that a key stands for."""
-    return [other for other, ours in OTHERS.items() if ours == name]
+    return [other for other, ours in FOREIGN_KEYS.items() if ours == name]
 
 
 def _keys(

@@ -42,7 +42,7 @@ from condensegrpo.core.process import working_directory
 from condensegrpo.core.wording import did_you_mean
 
 HELD_OUT = "held-out"  # the evaluation on a configuration's own problems
-STORED = "config.yaml"  # the configuration in a run folder
+CONFIG_FILE = "config.yaml"  # the configuration in a run folder
 OVERRIDE = "override"  # the origin of a value that an override set
 BFLOAT16_CAP = 2.0  # of algorithm.importance, unless it is set: the bound that truncated importance sampling uses
 SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and studies/, in a clone and installed
@@ -71,8 +71,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     A value is read as YAML: ``train.steps=20``, ``rollout.tools.use=[calculator]``, ``model.new=null``. Where an
     override names another plug-in, the options of the file's plug-in are dropped.
     """
-    tree, files = _read(path, locate=True)
-    return validate(overridden(tree, overrides), source=str(path), overrides=overrides, files=files)
+    tree, layers = _read(path, locate=True)
+    return validate(overridden(tree, overrides), source=str(path), overrides=overrides, files=layers)
 
 
 def resolved(path: Path, overrides: Sequence[str]) -> Tree:
@@ -112,8 +112,8 @@ def _base(path: Path, name: str) -> Path:
     if base.is_file():
         return base
     known = shipped_files()
-    if shipped := known.get(name.removesuffix(".yaml")):
-        return shipped
+    if known_file := known.get(name.removesuffix(".yaml")):
+        return known_file
     raise ConfigError(
         f"reading the configuration {path}: it extends {name}, but there is no file {base} and no shipped "
         f"configuration of this name. {did_you_mean(name, known)}Shipped: {', '.join(known)}."
@@ -177,8 +177,8 @@ def _found(text: str, key: KeyPath, file: Path | None) -> str:
         or (key[1:] == ("condense", "writer") and text in ("policy", "initial"))  # no folders, whatever is here
     ):
         return text
-    shipped = SHIPPED if text.startswith("studies/") else None  # files of the studies that a package brings
-    for folder in (working_directory(), file and file.parent, shipped):
+    of_studies = SHIPPED if text.startswith("studies/") else None  # files of the studies that a package brings
+    for folder in (working_directory(), file and file.parent, of_studies):
         if folder is not None and exists(folder / path):
             # one file has one path, whatever links lead to it
             return f"{(folder / path).parent.resolve() / path.name}{colon}{attribute}"
@@ -226,9 +226,9 @@ def dump_with_origins(config: RunConfig, path: Path, overrides: Sequence[str] = 
     ``path`` and ``overrides`` are those that gave the configuration.
     """
     given = [tuple(key_of(override).split(".")) for override in overrides]
-    tree, files = _read(path, locate=True)
+    tree, layers = _read(path, locate=True)
     tree = overridden(tree, overrides)
-    known = [(str(file), {leaf for leaf, _ in leaves(its)}) for file, its in reversed(files)]
+    known = [(str(file), {leaf for leaf, _ in leaves(its)}) for file, its in reversed(layers)]
     origins = dict[KeyPath, str]()
     for leaf, _ in leaves(tree):
         file = next((name for name, its in known if leaf in its), OVERRIDE)
@@ -251,7 +251,7 @@ def shipped() -> tuple[str, ...]:
 
 def named_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration that a CONFIG argument means: a YAML file, the name of a shipped one, or a run folder."""
-    stored = Path(name) / STORED
+    stored = Path(name) / CONFIG_FILE
     return load_config(stored if stored.is_file() else find_config(name), overrides)
 
 
@@ -275,17 +275,17 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    if (path / STORED).is_file():
+    if (path / CONFIG_FILE).is_file():
         raise ConfigError(
             f"reading the configuration {name}: it is the folder of a run. Continue that run with --resume {name}, or "
-            f"start a new one from {path / STORED}."
+            f"start a new one from {path / CONFIG_FILE}."
         )
     shipped_as = path.as_posix().removeprefix("configs/").removesuffix(".yaml")  # not the suffix: qwen3_0.6b has a dot
     if inside := shipped_files().get(shipped_as):
         return inside
     if path.parts[:1] == ("studies",) and (SHIPPED / path).is_file():
         return SHIPPED / path
-    fault = f"it is a folder without {STORED}, so not that of a run" if path.is_dir() else "there is no such file"
+    fault = f"it is a folder without {CONFIG_FILE}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
         f"reading the configuration {name}: {fault}. "
         f"{did_you_mean(shipped_as, shipped(), most=3)}condensegrpo config --shipped lists those of the package."

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from condensegrpo.config.section import UNKNOWN, expectation, nearest_keys, sections_in
+from condensegrpo.config.section import UNKNOWN, expectation, key_suggestion, sections_in
 from condensegrpo.core.credentials import without_credentials
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import at_definition, plugin_code
@@ -209,7 +209,7 @@ def _fault(error: ValidationError, annotation: object) -> str:
     _, *place = first["loc"]  # without that in the list of the adapter
     if first["type"] in UNKNOWN:
         within = "".join(f"[{part!r}]" for part in place[:-1])
-        return f"{within} has no key {place[-1]!r}. {nearest_keys([*sections_in(annotation)], place)}"
+        return f"{within} has no key {place[-1]!r}. {key_suggestion([*sections_in(annotation)], place)}"
     path = "".join(f"[{part!r}]" for part in place if len(faults) == 1)
     expected = dict.fromkeys(expectation(fault["msg"]) for fault in faults)
     found = without_credentials(first["input"], str(place[-1]) if place else "")

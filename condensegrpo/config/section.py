@@ -121,7 +121,7 @@ def _faults(kind: type[BaseModel], errors: Sequence[Any], tree: object) -> Itera
 def _said(kind: type[BaseModel], place: KeyPath, errors: Sequence[Any]) -> str:
     key, first = ".".join(place) or "(the whole)", errors[0]
     if first["type"] in UNKNOWN:
-        return f"{key}: unknown key. {nearest_keys([kind], place)}"
+        return f"{key}: unknown key. {key_suggestion([kind], place)}"
     if first["type"] == "missing":
         return f"{key}: missing"
     value = without_credentials(first["input"], place[-1] if place else "")
@@ -139,7 +139,7 @@ def expectation(message: str) -> str:
     return message
 
 
-def nearest_keys(sections: Sequence[type], path: Sequence[object]) -> str:
+def key_suggestion(sections: Sequence[type], path: Sequence[object]) -> str:
     """The key that an unknown one may stand for, or all that are known at the end of the path to it."""
     *outer, name = path
     within = sections_at(sections, outer)[:1]

@@ -153,9 +153,9 @@ def apply_overrides(
 ) -> Tree:
     """A copy of a tree with dotted ``key=value`` overrides, whose values are changed; missing branches are created."""
     result: Tree = deepcopy(dict(tree))
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        shown = shown_override(override)
+    for given in overrides:
+        key, equals, text = given.partition("=")
+        shown = shown_override(given)
         if not equals or not key:
             raise ConfigError(f"reading the override {shown!r}: wanted key=value, such as train.steps=20.")
         if key.partition(".")[0] == EXTENDS:

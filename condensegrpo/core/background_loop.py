@@ -22,7 +22,7 @@ T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # that ``close`` waits for the thread: a coroutine may block the loop for ever
 PLUGIN_SECONDS = 2.0  # the same where plug-ins run on the loop: one may ignore its cancellation
 SIGNAL_SECONDS = 0.2  # between looks for a signal while a thread waits
-PATIENCE = 5  # times the seconds of a watchdog, after which it gives up
+GIVE_UP_AFTER = 5  # times the seconds of a watchdog, after which it gives up
 BEAT_SECONDS = 1.0  # between two looks of a watchdog
 
 
@@ -52,7 +52,7 @@ class BackgroundLoop:
             close_seconds: longest wait of ``close``. A thread that is still blocked then is abandoned; it is a daemon
                 and does not keep the process alive.
             watch: report what blocks the loop, and fail what runs on it with that report if it stays blocked for
-                ``PATIENCE`` times as long.
+                ``GIVE_UP_AFTER`` times as long.
         """
         self._close_seconds = close_seconds
         self._running = WeakSet[Future[Any]]()
@@ -137,7 +137,7 @@ class BackgroundLoop:
         started.set_result(asyncio.get_running_loop())
         await self._closing.wait()
 
-    def _held_up(self, seconds: float) -> str:
+    def _blocked_message(self, seconds: float) -> str:
         where = f" by {self._thread.location}" if self._thread.location else ""
         return f"the event loop {self._name!r} has been blocked{where} for {plural(round(seconds, 1), 'second')}."
 
@@ -154,11 +154,11 @@ class BackgroundLoop:
             while not beat.wait(every) and not self._closed:
                 blocked += every
                 if blocked >= watch.seconds and not reported:
-                    watch.report(f"{self._held_up(blocked)}\n{self._thread.stack}")
+                    watch.report(f"{self._blocked_message(blocked)}\n{self._thread.stack}")
                     reported = True
-                if blocked >= PATIENCE * watch.seconds:
+                if blocked >= GIVE_UP_AFTER * watch.seconds:
                     self._blocked = RolloutError(
-                        f"{self._held_up(blocked)} Put blocking code into asyncio.to_thread, or raise "
+                        f"{self._blocked_message(blocked)} Put blocking code into asyncio.to_thread, or raise "
                         f"rollout.limits.turn_seconds."
                     )
                     for future in list(self._running):

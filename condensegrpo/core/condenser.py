@@ -161,11 +161,11 @@ def with_tokens(history: History, count: Count) -> History:
         return max(count((*history.pinned, *messages)) - pinned, 1)
 
     def counted(unit: Unit) -> Unit:
-        whole, media = unit.tokens or tokens(unit.messages), unit.media_tokens
+        total, media = unit.tokens or tokens(unit.messages), unit.media_tokens
         if not media and any(message.media for message in unit.results):
-            media = whole - tokens([replace(message, content=message.words) for message in unit.messages])
-        known = (whole, media) == (unit.tokens, unit.media_tokens)
-        return unit if known else replace(unit, tokens=whole, media_tokens=media)
+            media = total - tokens([replace(message, content=message.words) for message in unit.messages])
+        known = (total, media) == (unit.tokens, unit.media_tokens)
+        return unit if known else replace(unit, tokens=total, media_tokens=media)
 
     return replace(history, units=tuple(map(counted, history.units)))
 

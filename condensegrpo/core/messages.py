@@ -188,9 +188,9 @@ def one_by_user(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(joined)
 
 
-LIKE = 4  # units that a note is taken to be like
-FRAME = 4  # tokens that the template adds to a message, for estimates
-DENSE = 1 / 3  # tokens of a character of inserted text, at least: such text is full of numbers
+COMPARED_UNITS = 4  # units that a note is taken to be like
+MESSAGE_TOKENS = 4  # tokens that the template adds to a message, for estimates
+LEAST_DENSITY = 1 / 3  # tokens of a character of inserted text, at least: such text is full of numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +222,8 @@ class Unit:
         """Tokens of a character of its texts, at most 1, and tokens that the template adds to a message."""
         messages, tokens = self.messages, self.tokens - self.media_tokens
         characters = max(sum(len(message.words) for message in messages), 1)
-        density = min(max((tokens - FRAME * len(messages)) / characters, 0.0), 1.0)
-        return density, max((tokens - density * characters) / len(messages), FRAME)
+        density = min(max((tokens - MESSAGE_TOKENS * len(messages)) / characters, 0.0), 1.0)
+        return density, max((tokens - density * characters) / len(messages), MESSAGE_TOKENS)
 
     def tokens_of(self, message: Message) -> int:
         """The tokens of one of its messages without its pictures: a share by characters."""
@@ -233,7 +233,7 @@ class Unit:
     def estimate(self, text: str) -> int:
         """The tokens of a message with an inserted text, if it is like the messages of this unit."""
         density, frame = self.rates
-        return ceil(frame + len(text) * max(density, DENSE))
+        return ceil(frame + len(text) * max(density, LEAST_DENSITY))
 
     def with_results(self, results: tuple[Message, ...], *, media_tokens: int | None = None) -> Self:
         """This unit with other results, one for each; its tokens are estimated.
@@ -282,7 +282,7 @@ def note(history: "History", dropped: Sequence[Unit], text: str, *, how: str = "
         turn=last,
         reply=Message(role="assistant", content=text),
         results=(Message(role="user", content=omitted),),
-        tokens=max(unit.estimate(text) + unit.estimate(omitted) for unit in dropped[-LIKE:]),
+        tokens=max(unit.estimate(text) + unit.estimate(omitted) for unit in dropped[-COMPARED_UNITS:]),
         is_note=True,
     )
 

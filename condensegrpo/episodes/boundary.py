@@ -52,11 +52,11 @@ class Boundary:
     meaning. A ``KeyboardInterrupt`` in another than the main thread is none of Ctrl-C.
     """
 
-    __slots__ = ("_limit", "plugin", "seconds", "setting", "stop", "who")
+    __slots__ = ("_limit", "plugin", "seconds", "setting", "source", "stop")
 
     def __init__(
         self,
-        who: str,
+        source: str,
         *,
         stop: StopReason = StopReason.ENVIRONMENT_ERROR,
         plugin: object = None,
@@ -66,11 +66,12 @@ class Boundary:
         """Name the plug-in.
 
         Args:
+            source: names it in failures: ``the environment``.
             plugin: whose code it is, see ``failure_of``.
             seconds: time limit of an asynchronous block; None: there is none.
             setting: the configuration key of the limit.
         """
-        self.who, self.stop, self.plugin, self.seconds, self.setting = who, stop, plugin, seconds, setting
+        self.source, self.stop, self.plugin, self.seconds, self.setting = source, stop, plugin, seconds, setting
 
     def __enter__(self) -> None:
         pass
@@ -81,11 +82,11 @@ class Boundary:
         if isinstance(error, ContextOverflow):
             raise EndEpisode(StopReason.CONTEXT_OVERFLOW, str(error)) from error
         if isinstance(error, SamplerError):  # of a sampler that the plug-in called
-            raise EndEpisode.by(failure_of(self.who, error), StopReason.SAMPLER_ERROR) from error
+            raise EndEpisode.by(failure_of(self.source, error), StopReason.SAMPLER_ERROR) from error
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             return  # Ctrl-C; not ``is_ctrl_c``: asyncio.run has installed a handler of its own
         # the boundary to plug-ins; sys.exit() and a panic of Rust code are no Exception
-        raise EndEpisode.by(failure_of(self.who, error, plugin=self.plugin), self.stop) from error
+        raise EndEpisode.by(failure_of(self.source, error, plugin=self.plugin), self.stop) from error
 
     async def __aenter__(self) -> None:
         self._limit = asyncio.timeout(self.seconds)
@@ -99,11 +100,11 @@ class Boundary:
         except TimeoutError as timeout:
             frames = reversed(list(traceback.walk_tb(error.__traceback__ if error is not None else None)))
             location = location_of(frames) or str(timeout.__cause__)  # see ``to_thread``
-            raise EndEpisode.by(late(self.who, self.seconds or 0, self.setting, location), self.stop) from None
+            raise EndEpisode.by(late(self.source, self.seconds or 0, self.setting, location), self.stop) from None
         self.__exit__(kind, error, trace)
 
 
-async def called(method: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  whatever it returns
+async def call_method(method: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  whatever it returns
     """The result of a method of a plug-in; one that is not asynchronous is called in a thread."""
     if inspect.iscoroutinefunction(method):
         return await method(*arguments)
@@ -121,7 +122,7 @@ async def first_messages(environment: object, problem: Problem) -> tuple[Message
     begins = with_defaults(environment, Environment)
     if not overrides(begins, Environment.start):
         return (Message(role="user", content=problem.question),)
-    messages = checked_messages(await called(begins.start), "start()")
+    messages = checked_messages(await call_method(begins.start), "start()")
     if not messages:
         raise TypeError("start() returned no message, wanted at least the question")
     return messages

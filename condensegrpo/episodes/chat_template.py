@@ -54,11 +54,11 @@ class ChatTemplate:
         self._options = dict(options)
         self._pictures = pictures
         self._text_arguments = False  # whether the template wants the arguments of a call as text
-        self.fields = False  # whether the template is given reasoning and calls of a reply beside its text
+        self.reply_fields = False  # whether the template is given reasoning and calls of a reply beside its text
         # some templates show contents that are lists of parts alone
         shown = Message(role="user", content="shown")
         self._lists_parts = False
-        self._lists_parts = pictures is not None and shown.text not in (self._tried(shown) or "")
+        self._lists_parts = pictures is not None and shown.text not in (self._try(shown) or "")
 
     def unused(self, messages: Sequence[Message]) -> Iterator[str]:
         """Characters that occur neither in the tools nor in the messages: markers and stand-ins for a rendering."""
@@ -96,13 +96,13 @@ class ChatTemplate:
             )
         if sampled is not None and any(_PRIVATE.search(message.text) for message in messages):
             sampled = None
-        text = self._written(messages, marker, sampled, generation_prompt)
+        text = self._apply(messages, marker, sampled, generation_prompt)
         if sampled and any(text.count(stand_in) != 1 for stand_in in sampled):  # the template drops or escapes replies
             sampled.clear()
-            text = self._written(messages, marker, None, generation_prompt)
+            text = self._apply(messages, marker, None, generation_prompt)
         return self._expanded(text, messages, shown) if self._pictures is not None else text
 
-    def _written(
+    def _apply(
         self,
         messages: Sequence[Message],
         marker: str,
@@ -128,7 +128,7 @@ class ChatTemplate:
             if not self._text_arguments and any(message.tool_calls for message in messages):
                 self._text_arguments = True
                 try:
-                    return self._written(messages, marker, sampled, generation_prompt)
+                    return self._apply(messages, marker, sampled, generation_prompt)
                 except RolloutError:
                     self._text_arguments = False
             raise RolloutError(
@@ -147,7 +147,7 @@ class ChatTemplate:
     def shows_tools(self) -> bool:
         """Whether the template shows the names of the tools."""
         names = [str(cast("dict[str, object]", tool["function"])["name"]) for tool in self.tools or ()]
-        text = self._tried(Message(role="user", content="1"))
+        text = self._try(Message(role="user", content="1"))
         return text is None or all(name in text for name in names)
 
     def _expanded(self, text: str, messages: Sequence[Message], shown: Sequence[MediaPart]) -> str:
@@ -167,19 +167,19 @@ class ChatTemplate:
     def _alternates(self) -> bool:
         """Whether the template takes a second message of the user after a reply, and refuses a third behind it."""
         user, reply = Message(role="user", content="1"), Message(role="assistant", content="1")
-        return [self._tried(user, reply, *[user] * number) is None for number in (1, 2)] == [False, True]
+        return [self._try(user, reply, *[user] * number) is None for number in (1, 2)] == [False, True]
 
     @cached_property
     def _keeps_thoughts(self) -> bool:
         """Whether the template shows the content of every reply as it is, thinking included."""
         said = Message(role="assistant", content="<think>\na\n</think>\n\nb")
         user = Message(role="user", content="1")
-        return (self._tried(user, said, user, said) or "").count(said.text) == 2
+        return (self._try(user, said, user, said) or "").count(said.text) == 2
 
-    def _tried(self, *messages: Message) -> str | None:
+    def _try(self, *messages: Message) -> str | None:
         """The text that the template writes for a few messages; None: it refuses them."""
         try:
-            return self._written(messages, "", None, True)
+            return self._apply(messages, "", None, True)
         except RolloutError:
             return None
 
@@ -204,9 +204,9 @@ class ChatTemplate:
         if message.role == "tool":
             entry["name"] = self._encoder.escape(message.name or "", marker)
             entry["tool_call_id"] = message.tool_call_id or ""
-        if self.fields and message.reasoning:
+        if self.reply_fields and message.reasoning:
             entry["reasoning_content"] = entry["thinking"] = self._encoder.escape(message.reasoning, marker)
-        if message.tool_calls and (self.fields or self._calls_beside(message)):
+        if message.tool_calls and (self.reply_fields or self._calls_beside(message)):
             entry["tool_calls"] = self.calls(message.tool_calls, marker)
         return entry
 
@@ -220,7 +220,7 @@ class ChatTemplate:
     def _content(self, message: Message, marker: str, sampled: dict[str, tuple[int, ...]] | None) -> str:
         """The text of a message; of a sampled reply what was sampled, unless the template takes it apart."""
         ids = message.ids_in(self._encoder.vocabulary)
-        if self.fields or not (ids or message.reasoning):
+        if self.reply_fields or not (ids or message.reasoning):
             return self._encoder.escape(message.text, marker)
         if not ids:
             return self._encoder.escape(f"<think>\n{message.reasoning}\n</think>\n\n{message.text}", marker)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import Draft, FinishReason, Turn
-from condensegrpo.episodes.conversation import EpisodeState, SampledReply
+from condensegrpo.episodes.conversation import Conversation, SampledReply
 from condensegrpo.episodes.sampling import sample
 from condensegrpo.episodes.view import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
+class DraftedTurn:
     """A draft of an answer to a prompt."""
 
     draft: Draft
@@ -27,7 +27,7 @@ class Drafted:
     turn: Turn  # if the draft is taken
 
 
-async def drafted(conversation: EpisodeState, view: View) -> Drafted | None:
+async def draft_answer(conversation: Conversation, view: View) -> DraftedTurn | None:
     """The policy's answer to a prompt if it answered now; None if drafts are not configured, or not yet due."""
     engine = conversation.engine
     settings = engine.confidence
@@ -51,7 +51,7 @@ async def drafted(conversation: EpisodeState, view: View) -> Drafted | None:
     )
     text = engine.renderer.text(output.token_ids)
     probability = math.exp(math.fsum(output.logprobs))
-    return Drafted(
+    return DraftedTurn(
         draft=Draft(text=text, tokens=len(output.token_ids), probability=probability),
         answer=answer_of(text, output, settings.closing) if probability >= settings.threshold else None,
         turn=conversation.turn(opened, output, Message(role="assistant", content=settings.opening + text)),

@@ -45,7 +45,7 @@ class WrittenText(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class EpisodeState:
+class Conversation:
     """The state of one episode. Its turns and texts survive if the episode fails."""
 
     name: str  # of the trajectory, to samplers: the id alone is that of an evaluation after the same step, too
@@ -53,7 +53,7 @@ class EpisodeState:
     draw: float  # in [0, 1), of the problem: selects a point in the jitter of the trigger
     engine: Engine  # with the tools of the environment, once it has started
     environment: Environment = field(default_factory=Environment)  # replaced as soon as there is one, to be closed
-    texts: int = 0  # that the condenser may ask for in one call
+    max_texts: int = 0  # that the condenser may ask for in one call
     history: History = field(default_factory=lambda: History(pinned=()))
     last: AnsweredView | None = None  # None before the first turn, and after the environment rewrote the history
     rewritten: RewrittenHistory | None = None  # what the environment made of ``history``
@@ -61,15 +61,15 @@ class EpisodeState:
     units: list[Unit] = field(default_factory=list)  # every reply with what answered it
     rejected: list[Rejected] = field(default_factory=list)
     replies: int = 0  # turns but those that were written for a condenser
-    called: int = 0  # turns that called a tool
-    called_of_query: int = 0  # of which after the newest query
-    seeds: int = 0  # drawn so far
+    tool_turns: int = 0  # turns that called a tool
+    tool_turns_of_query: int = 0  # of which after the newest query
+    seeds_drawn: int = 0  # for texts
     drafts: int = 0  # seeds drawn for drafts of answers
 
     def next_seed(self) -> int:
         """The seed of the next text of the episode, used or not."""
-        self.seeds += 1
-        return self.seed(self.seeds - 1)
+        self.seeds_drawn += 1
+        return self.seed(self.seeds_drawn - 1)
 
     def draft_seed(self) -> int:
         """The seed of the next draft, from a separate stream, so that drafts change no other text."""
@@ -119,8 +119,8 @@ class EpisodeState:
             )
         )
         self.replies += 1
-        self.called += attempts > 0
-        self.called_of_query = 0 if step.new_query else self.called_of_query + (attempts > 0)
+        self.tool_turns += attempts > 0
+        self.tool_turns_of_query = 0 if step.new_query else self.tool_turns_of_query + (attempts > 0)
         if end is not None:
             return
         unit = Unit(turn=number, reply=reply, results=step.observations, pinned=step.new_query)

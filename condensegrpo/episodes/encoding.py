@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 LARGE = 1 << 16  # characters of a text that takes long: it may be tokenised in a thread, see ``Proxy``
-LARGE_CACHED = 32  # of them, whose ids are kept
-CACHED = 16384  # texts whose ids are kept
+CACHED_LARGE_TEXTS = 32  # of them, whose ids are kept
+CACHED_TEXTS = 16384  # texts whose ids are kept
 NO_IDS: Mapping[str, Sequence[int]] = {}
 _NOTHING = "(?!)"  # matches nowhere
 
@@ -41,19 +41,20 @@ class TextEncoder:
             patterns.append(f"{before}({'|'.join(map(re.escape, texts))}){after}")
         self._control = re.compile("|".join(patterns) or _NOTHING)
         any_text = "|".join(map(re.escape, longest_first)) or _NOTHING
-        self._text, self._firsts = re.compile(any_text), {text[0] for text in longest_first if text}
+        self._any_special, self._firsts = re.compile(any_text), {text[0] for text in longest_first if text}
         self._start = re.compile(rf"(?=(?:{any_text}))(.)", re.DOTALL)  # finds overlapping ones too, but slowly
         self._anchor = next((text for text in longest_first if not special[text].rstrip), "")
-        self._texts = {token: text for text, token in self._ids.items()}
+        self._text_of = {token: text for text, token in self._ids.items()}
         self._controls = {token for text, token in self._ids.items() if "think" not in text.lower()}
         tokens = sorted(tokenizer.get_vocab().items(), key=itemgetter(1))
         self.vocabulary = zlib.crc32("\n".join(token for token, _ in tokens).encode("utf-8", "surrogatepass"))
         self._copy: Any = None  # of the tokenizer, for large texts
-        self._small, self._large = lru_cache(CACHED)(self._encoded), lru_cache(LARGE_CACHED)(self._beside)
+        self._small_ids = lru_cache(CACHED_TEXTS)(self._encode_small)
+        self._large_ids = lru_cache(CACHED_LARGE_TEXTS)(self._encode_large)
 
     def escape(self, text: str, marker: str) -> str:
         """The text with the marker after the first character of every special token's text."""
-        if not any(first in text for first in self._firsts) or not self._text.search(text):
+        if not any(first in text for first in self._firsts) or not self._any_special.search(text):
             return text
         return self._start.sub(rf"\1{marker}", text)
 
@@ -113,7 +114,7 @@ class TextEncoder:
 
     def decoded(self, ids: Sequence[int], marker: str) -> str:
         """The text of ids that were sampled, escaped where it is not a control token."""
-        decode, texts = self._tokenizer.backend_tokenizer.decode, self._texts
+        decode, texts = self._tokenizer.backend_tokenizer.decode, self._text_of
         runs = itertools.groupby(ids, key=texts.get)
         return "".join(
             text * len(list(run)) if text else self.escape(decode(list(run), skip_special_tokens=False), marker)
@@ -122,9 +123,9 @@ class TextEncoder:
 
     def ids(self, text: str) -> "array[int]":
         """The ids of a text, whose special tokens are control tokens; remembered."""
-        return self._large(text) if len(text) > LARGE else self._small(text)
+        return self._large_ids(text) if len(text) > LARGE else self._small_ids(text)
 
-    def _beside(self, text: str) -> "array[int]":
+    def _encode_large(self, text: str) -> "array[int]":
         """The ids of a large text, by a copy of the tokenizer: other threads can use it and Python meanwhile."""
         if self._copy is None:
             copy = self._copy = deepcopy(self._tokenizer.backend_tokenizer)
@@ -134,7 +135,7 @@ class TextEncoder:
         (encoded,) = self._copy.encode_batch_fast([text], add_special_tokens=False)
         return array("I", encoded.ids)
 
-    def _encoded(self, text: str) -> "array[int]":
+    def _encode_small(self, text: str) -> "array[int]":
         backend = self._tokenizer.backend_tokenizer
         if backend.truncation or backend.padding or backend.encode_special_tokens:  # an earlier call left it so
             return array("I", self._tokenizer.encode(text, add_special_tokens=False))

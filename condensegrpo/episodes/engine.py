@@ -29,7 +29,7 @@ class AnswerProbe:
     the turn is sampled from. The policy does not see it, and it is not trained on.
     """
 
-    model: Sampler  # that measures
+    sampler: Sampler
     renderer: Renderer
     form: str  # of an answer, with ``PLACE`` in it once
 
@@ -45,7 +45,7 @@ class AnswerProbe:
         before, _, after = self.form.partition(PLACE)
         opening = self.renderer.text_ids(before)
         written = self.renderer.text_ids(problem.answer + after)
-        return math.fsum(await self.model.score((*prompt_ids, *opening), written))
+        return math.fsum(await self.sampler.score((*prompt_ids, *opening), written))
 
 
 class Stopwatch:
@@ -77,7 +77,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The parts that play an episode. Condensers know how to condense; ``trigger`` says when they are called."""
+    """The parts that play an episode. Condensers know how to condense; ``condense`` says when they are called."""
 
     sampler: Sampler
     writer: Sampler | None = None  # of the texts that a condenser asks for; None: ``sampler``
@@ -86,7 +86,7 @@ class Engine:
     condenser: Condenser
     condenser_name: str  # as declared in every Condensation
     scorers: Mapping[str, UnitScorer] = field(default_factory=dict)  # that the condenser may call, by name
-    trigger: CondenseSettings = field(default_factory=CondenseSettings)
+    condense: CondenseSettings = field(default_factory=CondenseSettings)
     toolbox: Toolbox
     limits: Limits
     temperature: float = 1.0  # 0 is greedy
@@ -96,7 +96,7 @@ class Engine:
 
     def at_step(self, step: int) -> Self:
         """The engine with the context budget of a training step; ``step`` below 0: of an evaluation."""
-        budget = self.trigger.budget(self.limits.max_context_tokens, step)
+        budget = self.condense.budget(self.limits.max_context_tokens, step)
         return replace(self, limits=replace(self.limits, max_context_tokens=budget))
 
     def offering(self, tools: Sequence[EnvironmentTool]) -> Self:

@@ -21,9 +21,9 @@ from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.environment import Environment, RewrittenHistory
 from condensegrpo.core.protocols.task import Problem
 from condensegrpo.core.trajectory import StopReason, Trajectory
-from condensegrpo.episodes.boundary import Boundary, EndEpisode, called, checked_tools, first_messages
-from condensegrpo.episodes.confidence import drafted
-from condensegrpo.episodes.conversation import EpisodeState
+from condensegrpo.episodes.boundary import Boundary, EndEpisode, call_method, checked_tools, first_messages
+from condensegrpo.episodes.confidence import draft_answer
+from condensegrpo.episodes.conversation import Conversation
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.prompt import next_view
 from condensegrpo.episodes.reaction import respond
@@ -54,7 +54,7 @@ async def run_episode(
         The trajectory with every sampled turn, also after a failure; see ``StopReason`` for how it may end.
     """
     started = time.monotonic()
-    conversation = EpisodeState(name=f"{seed(0)}/{group_id}/{sample}", seed=seed, draw=draw, engine=engine)
+    conversation = Conversation(name=f"{seed(0)}/{group_id}/{sample}", seed=seed, draw=draw, engine=engine)
     try:
         end = await _play(problem, environment, conversation)
     finally:
@@ -79,7 +79,7 @@ async def run_episode(
 
 
 async def _play(
-    problem: Problem, environment: Callable[[Problem], Environment], conversation: EpisodeState
+    problem: Problem, environment: Callable[[Problem], Environment], conversation: Conversation
 ) -> EndEpisode:
     """The loop. Turns are recorded as they are sampled, so that a failure keeps them."""
     run_engine = conversation.engine
@@ -88,10 +88,10 @@ async def _play(
         for _ in range(run_engine.limits.max_turns):
             view = await next_view(conversation)
             information = await _answer_information(conversation.engine, problem, view)
-            draft = await drafted(conversation, view)
-            if draft is not None and draft.answer is not None:
-                conversation.turns.append(replace(draft.turn, answer_logprob=information, draft=draft.draft))
-                return EndEpisode(StopReason.CONFIDENT, answer=draft.answer)
+            drafted = await draft_answer(conversation, view)
+            if drafted is not None and drafted.answer is not None:
+                conversation.turns.append(replace(drafted.turn, answer_logprob=information, draft=drafted.draft))
+                return EndEpisode(StopReason.CONFIDENT, answer=drafted.answer)
             output = await sample(
                 conversation,
                 view,
@@ -101,7 +101,7 @@ async def _play(
             )
             response = await respond(conversation, view, output)
             conversation.add(
-                view, output, response, answer_logprob=information, draft=None if draft is None else draft.draft
+                view, output, response, answer_logprob=information, draft=None if drafted is None else drafted.draft
             )
             if response.end is not None:
                 return response.end
@@ -114,7 +114,7 @@ async def _play(
     )
 
 
-async def _start(problem: Problem, environment: Callable[[Problem], Environment], conversation: EpisodeState) -> None:
+async def _start(problem: Problem, environment: Callable[[Problem], Environment], conversation: Conversation) -> None:
     """Start the environment: its first messages begin the history, its tools are offered."""
     engine = conversation.engine
     async with Boundary("starting the environment", seconds=engine.limits.turn_seconds, plugin=environment):
@@ -127,14 +127,14 @@ async def _start(problem: Problem, environment: Callable[[Problem], Environment]
     engine = conversation.engine = _offering(engine, conversation.environment)
     conversation.history = History(pinned=engine.toolbox.introduced(pinned))
     with Boundary(f"the condenser {engine.condenser_name!r}", plugin=engine.condenser):
-        conversation.texts = engine.condenser.writes
+        conversation.max_texts = engine.condenser.writes
 
 
 def _offering(engine: Engine, environment: Environment) -> Engine:
     """The engine with the tools of the environment in its prompts and its toolbox."""
     with Boundary("the tools of the environment", plugin=environment):
         decided = bool(engine.condenser.tools())
-        if environment.stop_strings is not None and (decided or engine.trigger.meter != "none"):
+        if environment.stop_strings is not None and (decided or engine.condense.meter != "none"):
             raise EndEpisode(
                 StopReason.ENVIRONMENT_ERROR,
                 "its environment answers every call and keeps the conversation itself, so that neither the tools of "
@@ -144,13 +144,13 @@ def _offering(engine: Engine, environment: Environment) -> Engine:
         return engine.offering(checked_tools(environment.tools()))
 
 
-def _stop_strings(conversation: EpisodeState) -> tuple[str, ...]:
+def _stop_strings(conversation: Conversation) -> tuple[str, ...]:
     """The strings that end the next reply."""
     with Boundary("the environment", plugin=conversation.environment):
         return (*conversation.engine.toolbox.format.stop_strings, *(conversation.environment.stop_strings or ()))
 
 
-def _rewrite(conversation: EpisodeState, run_engine: Engine, rewritten: RewrittenHistory) -> None:
+def _rewrite(conversation: Conversation, run_engine: Engine, rewritten: RewrittenHistory) -> None:
     """Go on with a rewritten history, with the turns of its replies and results as the tool format shows them."""
     raw = tuple(conversation.units)
     engine = _offering(run_engine, conversation.environment)
@@ -189,7 +189,7 @@ async def _closed(environment: Environment, seconds: float) -> EndEpisode | None
 async def _close(environment: Environment, seconds: float) -> EndEpisode | None:
     try:
         async with Boundary("closing the environment", seconds=seconds, plugin=environment):
-            await called(environment.close)
+            await call_method(environment.close)
     except EndEpisode as end:
         return end
     return None
@@ -199,6 +199,6 @@ async def _answer_information(engine: Engine, problem: Problem, view: View) -> f
     """Log-probability of the ground truth after the prompt, if it is measured."""
     if engine.probe is None:
         return None
-    who, seconds = "measuring what the context knows of the answer", engine.limits.turn_seconds
-    async with Boundary(who, stop=StopReason.SAMPLER_ERROR, seconds=seconds):
+    source, seconds = "measuring what the context knows of the answer", engine.limits.turn_seconds
+    async with Boundary(source, stop=StopReason.SAMPLER_ERROR, seconds=seconds):
         return await engine.probe.measure(problem, view.ids, view.media)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from condensegrpo.core.errors import ConfigError, RolloutError
 from condensegrpo.core.messages import Message, ToolCall
 from condensegrpo.core.shared_sequence import common_prefix
-from condensegrpo.episodes.encoding import CACHED, TextEncoder, unused_characters
+from condensegrpo.episodes.encoding import CACHED_TEXTS, TextEncoder, unused_characters
 from condensegrpo.episodes.parsing import ParsedReply, opens_thought, sampled_message, split_thought
 from condensegrpo.episodes.render import ARGUMENTS, CALL, OPENING, PROBE, TOOL, Renderer
 from condensegrpo.episodes.toolformats import (
@@ -51,7 +51,7 @@ class PlainTokenizer:
         self.chat_template = tokenizer.chat_template
         self.convert_tokens_to_ids = tokenizer.get_vocab().get  # None for what is no token: <unk> may be one of them
         self._backend = tokenizer.backend_tokenizer
-        self._ids = lru_cache(CACHED)(lambda text: encoder.following(text, MARKER).tolist())
+        self._ids = lru_cache(CACHED_TEXTS)(lambda text: encoder.following(text, MARKER).tolist())
 
     def encode(self, text: str, **_: object) -> list[int]:
         """The ids of a text as they follow a control token."""
@@ -108,12 +108,12 @@ class FamilyRenderer(Renderer):
             options: see ``Renderer``.
         """
         super().__init__(tokenizer, **options)
-        self._like_this = partial(
+        self._copy_with = partial(
             FamilyRenderer, tokenizer, family=family, renders=renders, **{**options, "encoder": self.encoder}
         )
         self._family = family
         self._renders = renders
-        self._template.fields = True
+        self._template.reply_fields = True
         self.stop_ids = tuple(sorted({*self.stop_ids, *self._family.get_stop_token_ids()}))
 
     def _rendered(self, messages: tuple[Message, ...]) -> "array[int]":

@@ -45,7 +45,7 @@ class ProblemGroup:
     problem: Problem
 
 
-async def rollout_group(
+async def rollout_groups(
     batch: Iterable[ProblemGroup],
     *,
     samples: int,

@@ -20,8 +20,8 @@ from condensegrpo.core.threads import to_thread
 from condensegrpo.core.trajectory import Trajectory
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
 from condensegrpo.episodes.engine import Engine
-from condensegrpo.episodes.group import ProblemGroup, rollout_group
-from condensegrpo.episodes.scoring import named, score, score_group, with_score
+from condensegrpo.episodes.group import ProblemGroup, rollout_groups
+from condensegrpo.episodes.scoring import reward_name, score, score_group, with_score
 
 T = TypeVar("T")
 OnScored = Callable[[ScoredTrajectory], None]
@@ -60,10 +60,10 @@ class _Scorer:
         """The result of a call of the reward: in a thread of its own, a few at a time."""
         setting = "rollout.limits.reward_seconds"
         try:
-            async with self.slots, Boundary(named(self.reward), seconds=self.seconds, setting=setting):
+            async with self.slots, Boundary(reward_name(self.reward), seconds=self.seconds, setting=setting):
                 return await to_thread(call)
         except EndEpisode as end:
-            return end.failure or PluginFailure(source=named(self.reward), error="", message=end.detail)
+            return end.failure or PluginFailure(source=reward_name(self.reward), error="", message=end.detail)
 
     def _report(self, scored: ScoredTrajectory) -> None:
         self.scored[scored.trajectory.id] = scored
@@ -104,7 +104,7 @@ class LocalPlayer:
             seconds=engine.limits.reward_seconds,
             on_scored=on_scored,
         )
-        groups = await rollout_group(
+        groups = await rollout_groups(
             batch,
             samples=samples,
             environment=self.environment,

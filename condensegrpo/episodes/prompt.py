@@ -10,7 +10,7 @@ from condensegrpo.core.messages import History, Unit
 from condensegrpo.core.protocols.environment import RewrittenHistory
 from condensegrpo.core.trajectory import StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
-from condensegrpo.episodes.conversation import EpisodeState, WrittenText
+from condensegrpo.episodes.conversation import Conversation, WrittenText
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.sampling import sample
 from condensegrpo.episodes.view import AnsweredView, View, check_pinned, continued, declared, rendered, request_view
@@ -27,7 +27,7 @@ class SummaryWriter:
     turn 6   act        pinned [S] u4                   → reply   declared condensation
     """
 
-    def __init__(self, conversation: EpisodeState, history: History) -> None:
+    def __init__(self, conversation: Conversation, history: History) -> None:
         """``history``: that the condenser is given."""
         self._conversation, self._history = conversation, history
         self.texts: list[WrittenText] = []
@@ -44,8 +44,10 @@ class SummaryWriter:
     async def write(self, request: Request) -> WrittenSummary:
         """Sample the text of a request."""
         conversation, room = self._conversation, self._conversation.engine.limits.max_output_tokens
-        if len(self.texts) == conversation.texts:
-            raise RuntimeError(f"it asks for more texts than the {conversation.texts} that its property writes allows")
+        if len(self.texts) == conversation.max_texts:
+            raise RuntimeError(
+                f"it asks for more texts than the {conversation.max_texts} that its property writes allows"
+            )
         view = request_view(conversation.engine, self._history, conversation.last, request)
         output = await sample(
             conversation,
@@ -67,7 +69,7 @@ class Condensing(NamedTuple):
     continues: bool = False  # the last view by ids: nothing is to be declared
 
 
-async def next_view(conversation: EpisodeState) -> View:
+async def next_view(conversation: Conversation) -> View:
     """The view of the next turn, of at most ``max_context_tokens``; texts that were written for it are recorded.
 
     The condenser sees the raw units, whatever earlier turns were shown: the only earlier output of a condenser in the
@@ -87,7 +89,7 @@ async def next_view(conversation: EpisodeState) -> View:
     return view
 
 
-async def _next_view(conversation: EpisodeState, writer: SummaryWriter) -> tuple[View, History, tuple[str, ...]]:
+async def _next_view(conversation: Conversation, writer: SummaryWriter) -> tuple[View, History, tuple[str, ...]]:
     """The view, the history with what the condenser made, and why it rejected texts."""
     if conversation.last is not None:
         return await _view_after(conversation, conversation.last, writer)
@@ -99,11 +101,11 @@ async def _next_view(conversation: EpisodeState, writer: SummaryWriter) -> tuple
 
 
 async def _view_after(
-    conversation: EpisodeState, last: AnsweredView, writer: SummaryWriter
+    conversation: Conversation, last: AnsweredView, writer: SummaryWriter
 ) -> tuple[View, History, tuple[str, ...]]:
     """The last view continued, or condensed if that is due."""
     engine, history, continuing = conversation.engine, conversation.history, None
-    if engine.trigger.when != "every_turn":
+    if engine.condense.when != "every_turn":
         continuing = continued(engine, history, last)
         if len(continuing.ids) <= _threshold(conversation):
             return continuing, history, ()
@@ -112,11 +114,11 @@ async def _view_after(
 
 
 async def _view_of_rewritten(
-    conversation: EpisodeState, rewritten: RewrittenHistory, writer: SummaryWriter
+    conversation: Conversation, rewritten: RewrittenHistory, writer: SummaryWriter
 ) -> tuple[View, History, tuple[str, ...]]:
     """The view of a history that the environment rewrote, condensed if that is due."""
     engine, start, units = conversation.engine, rewritten.history, rewritten.history.units
-    every_turn = engine.trigger.when == "every_turn"
+    every_turn = engine.condense.when == "every_turn"
     if units and (every_turn or engine.renderer.count(start.messages) > _threshold(conversation)):
         made = await _condensing(conversation, start, units, None, writer)
     else:
@@ -128,13 +130,13 @@ async def _view_of_rewritten(
     return _declared(conversation, made, reason, by=rewritten.by)
 
 
-def _threshold(conversation: EpisodeState) -> int:
+def _threshold(conversation: Conversation) -> int:
     engine = conversation.engine
-    return engine.trigger.threshold_tokens(engine.limits.max_context_tokens, conversation.draw)
+    return engine.condense.threshold_tokens(engine.limits.max_context_tokens, conversation.draw)
 
 
 def _declared(
-    conversation: EpisodeState, made: Condensing, reason: str, *, by: str = ""
+    conversation: Conversation, made: Condensing, reason: str, *, by: str = ""
 ) -> tuple[View, History, tuple[str, ...]]:
     """The result of ``_next_view`` for a shortened prompt; ``by``: as of ``declared``."""
     engine, view, most = conversation.engine, made.view, conversation.engine.limits.max_context_tokens
@@ -146,7 +148,7 @@ def _declared(
 
 
 async def _condensing(
-    conversation: EpisodeState,
+    conversation: Conversation,
     start: History,
     unchanged: tuple[Unit, ...],
     continuing: View | None,
@@ -200,25 +202,25 @@ async def _condensing(
     return Condensing(view if units is view.units else replace(view, units=units), history, condensed)
 
 
-def _budget(conversation: EpisodeState, start: History, pinned: int, writer: SummaryWriter) -> Budget:
+def _budget(conversation: Conversation, start: History, pinned: int, writer: SummaryWriter) -> Budget:
     """The budget of the units; ``pinned``: the tokens of the messages before them."""
     engine = conversation.engine
-    target = engine.trigger.target_tokens(engine.limits.max_context_tokens, conversation.draw)
+    target = engine.condense.target_tokens(engine.limits.max_context_tokens, conversation.draw)
     return Budget(
         tokens=max(target - pinned, 0),
         prompt_tokens=target,
         scorers=engine.scorers,
-        write=writer.write if conversation.texts and start.units else None,
+        write=writer.write if conversation.max_texts and start.units else None,
         reply_tokens=engine.limits.max_output_tokens,
-        seconds=engine.limits.turn_seconds * (1 + conversation.texts),
+        seconds=engine.limits.turn_seconds * (1 + conversation.max_texts),
         media=None if engine.renderer.pictures is None else engine.renderer.pictures.media,
     )
 
 
 async def _condense(engine: Engine, history: History, budget: Budget) -> Condensed:
     """Call the condenser and check its answer."""
-    who = f"the condenser {engine.condenser_name!r}"
-    async with Boundary(who, seconds=budget.seconds, plugin=engine.condenser):
+    source = f"the condenser {engine.condenser_name!r}"
+    async with Boundary(source, seconds=budget.seconds, plugin=engine.condenser):
         with engine.stopwatch:
             answer: object = engine.condenser.condense(history, budget)
             condensed = await answer if isinstance(answer, Awaitable) else answer

@@ -7,14 +7,14 @@ from dataclasses import replace
 from condensegrpo.core.messages import Message, ToolCall, meter_line
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.trajectory import FinishReason, StopReason
-from condensegrpo.episodes.boundary import Boundary, EndEpisode, called
-from condensegrpo.episodes.conversation import NOTHING, EpisodeState, Response, SampledReply
+from condensegrpo.episodes.boundary import Boundary, EndEpisode, call_method
+from condensegrpo.episodes.conversation import NOTHING, Conversation, Response, SampledReply
 from condensegrpo.episodes.toolcalls import NO_CALLS, ToolAnswers, is_success
 from condensegrpo.episodes.toolformats import Malformed
 from condensegrpo.episodes.view import View
 
 
-async def respond(conversation: EpisodeState, view: View, output: SampledReply) -> Response:
+async def respond(conversation: Conversation, view: View, output: SampledReply) -> Response:
     """Let the tools or the environment respond to a reply. If they raise, the episode ends and the turn stays."""
     engine, reply = conversation.engine, output.reply.message
     if engine.limits.ends_at_cut and output.finish is FinishReason.LENGTH:
@@ -24,18 +24,19 @@ async def respond(conversation: EpisodeState, view: View, output: SampledReply) 
     try:
         with Boundary("the tools"):  # each call has the toolbox's own time limit
             calls = engine.toolbox.calls_in(output.reply)
-            if calls and (exhausted := engine.toolbox.exhausted(conversation.called, conversation.called_of_query)):
+            exhausted = engine.toolbox.exhausted(conversation.tool_turns, conversation.tool_turns_of_query)
+            if calls and exhausted:
                 detail = f"a reply called a tool after {exhausted}"
                 return Response(reply, end=EndEpisode(StopReason.TURN_LIMIT, detail))
             if conversation.environment.stop_strings is not None:
-                response = await _answered(conversation, output, calls)
+                response = await _answered_calls(conversation, output, calls)
             elif calls:
                 tools = await engine.toolbox.run(calls, replace(conversation.history, shown=view.units))
                 step = _step_of(tools)
                 step = replace(step, observations=engine.renderer.store_media(step.observations))
                 response = Response(replace(reply, tool_calls=tools.calls), step, tools)
             else:
-                response = await _stepped(conversation, reply, output.finish)
+                response = await _environment_response(conversation, reply, output.finish)
     except EndEpisode as end:
         response = Response(reply, end=end)
     response = response._replace(seconds=round(time.monotonic() - began, 6), end=response.end or _end(response.step))
@@ -43,12 +44,12 @@ async def respond(conversation: EpisodeState, view: View, output: SampledReply) 
         return _metered(conversation, view, output, response)
 
 
-async def _answered(
-    conversation: EpisodeState, output: SampledReply, calls: Sequence[ToolCall | Malformed]
+async def _answered_calls(
+    conversation: Conversation, output: SampledReply, calls: Sequence[ToolCall | Malformed]
 ) -> Response:
     """The response of an environment that answers tool calls itself. Calls that ended the episode did not fail."""
     read = tuple(call for call in calls if isinstance(call, ToolCall))
-    response = await _stepped(conversation, replace(output.reply.message, tool_calls=read), output.finish)
+    response = await _environment_response(conversation, replace(output.reply.message, tool_calls=read), output.finish)
     results = [message.text for message in response.step.observations if message.role == "tool"]
     unanswered = len(read) - len(results) if response.step.done else 0
     succeeded = min(sum(map(is_success, results)) + max(unanswered, 0), len(read))
@@ -57,14 +58,14 @@ async def _answered(
     return response._replace(step=step, tools=tools)
 
 
-async def _stepped(conversation: EpisodeState, reply: Message, finish: FinishReason) -> Response:
+async def _environment_response(conversation: Conversation, reply: Message, finish: FinishReason) -> Response:
     """The response of the environment."""
     engine, environment = conversation.engine, conversation.environment
     try:
         async with Boundary("the environment", seconds=engine.limits.turn_seconds, plugin=environment):
             environment.read_history(conversation.history)
             environment.read_finish(finish)
-            step: object = await called(environment.step, reply)
+            step: object = await call_method(environment.step, reply)
             if not isinstance(step, Step):
                 raise TypeError(
                     f'step() returned {step!r:.80}, wanted a Step, as in return Step(done=True, answer="4")'
@@ -103,7 +104,7 @@ def _end(step: Step) -> EndEpisode | None:
     return EndEpisode(StopReason.FORMAT, "the environment could not read a reply and ended the episode")
 
 
-def _metered(conversation: EpisodeState, view: View, output: SampledReply, response: Response) -> Response:
+def _metered(conversation: Conversation, view: View, output: SampledReply, response: Response) -> Response:
     """A response whose last observation ends with the line of the meter, if there is a meter and an observation.
 
     The line holds the number of the turn, and the used and free tokens. It is never changed, so that later prompts
@@ -111,14 +112,14 @@ def _metered(conversation: EpisodeState, view: View, output: SampledReply, respo
     without the line itself.
     """
     engine, observations = conversation.engine, response.step.observations
-    trigger = engine.trigger
-    if trigger.meter == "none" or not observations or response.end is not None:
+    condense = engine.condense
+    if condense.meter == "none" or not observations or response.end is not None:
         return response
     tokens = None
-    if trigger.meter == "tokens":
+    if condense.meter == "tokens":
         ids = output.token_ids
         added = engine.renderer.continuation(view.context, response.reply, observations, ids, view.ids)
-        most = trigger.target_tokens(engine.limits.max_context_tokens, conversation.draw)
+        most = condense.target_tokens(engine.limits.max_context_tokens, conversation.draw)
         tokens = len(view.ids) + len(ids) + len(added), most
     *before, last = observations
     line = last.followed_by(meter_line(len(conversation.turns), tokens))

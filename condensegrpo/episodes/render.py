@@ -29,7 +29,7 @@ from condensegrpo.episodes.toolformats import BUILT_IN_FORMATS, Malformed, Nativ
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-KEPT = 16384  # units whose ids are kept
+CACHED_UNITS = 16384  # units whose ids are kept
 OPENING = 64  # ids at the end of a prompt, among which what opens a reply is
 THOUGHT = "qzxq thinks"  # a thought that occurs in no template
 VERBATIM = "qzxq \"'\\\n\t<&> </think> {{ é }} qzxq"  # a result in which a template changes what it changes in any
@@ -61,7 +61,7 @@ PROBE = (
 )
 
 
-class Located(NamedTuple):
+class LocatedPrompt(NamedTuple):
     """A prompt, and the span of each message's content in it."""
 
     ids: tuple[int, ...]  # (P,) ending in the generation prompt
@@ -112,7 +112,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self.encoder = encoder or TextEncoder(tokenizer)
-        self._like_this: Callable[..., Renderer] = partial(
+        self._copy_with: Callable[..., Renderer] = partial(
             Renderer,
             tokenizer,
             template_options=template_options,
@@ -153,7 +153,7 @@ class Renderer:
                 "after a reply, so nothing could end one. Set eos_token in tokenizer_config.json."
             )
         self._closing = ends[0]
-        self._others: dict[str, Renderer] = {}  # that show other tools, by the text of these
+        self._by_tools: dict[str, Renderer] = {}  # that show other tools, by the text of these
 
     def store_media(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment or of tools as prompts hold them: the bytes of their pictures are stored."""
@@ -166,9 +166,9 @@ class Renderer:
         text = tool_text(tools)
         if text == self._template.tool_text:
             return self
-        if text not in self._others:
-            self._others[text] = self._like_this(tools=tools)
-        return self._others[text]
+        if text not in self._by_tools:
+            self._by_tools[text] = self._copy_with(tools=tools)
+        return self._by_tools[text]
 
     # --- whole prompts
 
@@ -181,15 +181,15 @@ class Renderer:
         """
         pinned = tuple(messages)
         if not units:
-            return SharedSequence(self._whole(pinned)[:])
-        ids = None if self._template.fields else self._composed(pinned, units)
+            return SharedSequence(self._ids_of(pinned)[:])
+        ids = None if self._template.reply_fields else self._composed(pinned, units)
         return SharedSequence(self._rendered(flatten(pinned, units)) if ids is None else ids)
 
     def count(self, messages: Sequence[Message]) -> int:
         """How many tokens ``prompt(messages)`` has."""
-        return len(self._whole(tuple(messages)))
+        return len(self._ids_of(tuple(messages)))
 
-    def _whole(self, messages: tuple[Message, ...]) -> "array[int]":
+    def _ids_of(self, messages: tuple[Message, ...]) -> "array[int]":
         return (self._rendered if any(message.written for message in messages) else self._pinned)(messages)
 
     def _composed(self, pinned: tuple[Message, ...], units: Sequence[Unit]) -> "array[int] | None":
@@ -198,11 +198,11 @@ class Renderer:
         The first time for one, two and more units whose results have these roles it is compared with the whole: a
         template may number its messages, or move the system message to the last.
         """
-        ids, roles = self._whole(pinned)[:], set[str]()
+        ids, roles = self._ids_of(pinned)[:], set[str]()
         for unit in units:
             known = self._units.get(id(unit))
             if known is None or known[0] is not unit:
-                if len(self._units) >= KEPT:
+                if len(self._units) >= CACHED_UNITS:
                     self._units.clear()
                 known = self._units[id(unit)] = unit, self._unit_ids(_opening(pinned), unit)
             if known[1] is None:
@@ -227,7 +227,7 @@ class Renderer:
         text = self._template.render(messages, marker, sampled=sampled)
         return self.encoder.encode(text, marker, sampled)
 
-    def content_spans(self, messages: Sequence[Message]) -> Located:
+    def content_spans(self, messages: Sequence[Message]) -> LocatedPrompt:
         """The whole prompt with the span of each message's content, in one pass over the text.
 
         For reading, never to be sampled from: the text is tokenised in pieces, so that ids at the borders of a message
@@ -246,7 +246,7 @@ class Renderer:
             last = at.get(2 * index + 1, start)
             spans.append(range(start, last))
         media = [part.sha256 for message in messages for part in message.media]
-        return Located(ids=tuple(ids), spans=tuple(spans), pictures=self.picture_spans(ids, media))
+        return LocatedPrompt(ids=tuple(ids), spans=tuple(spans), pictures=self.picture_spans(ids, media))
 
     def picture_spans(self, ids: Sequence[int], media: Sequence[str]) -> tuple[range, ...]:
         """The span of each picture in the ids of a prompt: from the first to the last of its placeholders."""
@@ -321,11 +321,11 @@ class Renderer:
         it; a frame that changes texts is not used.
         """
         content = results[0].content if len(results) == 1 else ""
-        if self._template.fields or not isinstance(content, str) or not content or content != content.strip():
+        if self._template.reply_fields or not isinstance(content, str) or not content or content != content.strip():
             return None
         (result,), key = results, (opening, results[0].role, results[0].name, results[0].tool_call_id)
         if key not in self._frames:
-            if len(self._frames) >= KEPT:
+            if len(self._frames) >= CACHED_UNITS:
                 self._frames.clear()
             text, marker = self._tail_in(opening, reply, (replace(result, content=VERBATIM),))
             before, found, after = text.partition(VERBATIM)
@@ -338,11 +338,11 @@ class Renderer:
     def _tail_in(self, context: Sequence[Message], reply: Message, observations: Sequence[Message]) -> tuple[str, str]:
         marker, sentinel = itertools.islice(self._template.unused((*context, reply, *observations)), 2)
         stand_in = Message(role="assistant", content=sentinel)
-        if called := self._template.fields and reply.tool_calls[-1:]:
-            last = replace(called[0], arguments=json.dumps({"a": sentinel}, ensure_ascii=False))
+        if calls := self._template.reply_fields and reply.tool_calls[-1:]:
+            last = replace(calls[0], arguments=json.dumps({"a": sentinel}, ensure_ascii=False))
             stand_in = replace(stand_in, content="", tool_calls=(*reply.tool_calls[:-1], last))
         tail = _after(self._template.render((*context, stand_in, *observations), marker), sentinel)
-        return tail[self.encoder.first_of(tail, self.stop_ids)[0] :] if called else tail, marker
+        return tail[self.encoder.first_of(tail, self.stop_ids)[0] :] if calls else tail, marker
 
     def keeps_replies(self, messages: Sequence[Message]) -> bool:
         """Whether the prompt of these messages is the prompt of their last reply, that reply, and then more.
@@ -369,14 +369,14 @@ class Renderer:
     def _keeps(self, messages: Sequence[Message]) -> bool:
         newest = _last_reply(messages, len(messages))
         context, reply, observations = messages[:newest], messages[newest], messages[newest + 1 :]
-        if self._template.fields:  # thought and calls need not be shown as they were written
+        if self._template.reply_fields:  # thought and calls need not be shown as they were written
             thought = THOUGHT if reply.reasoning else ""
             marked = replace(reply, reasoning=thought, written=None)
             shown_ids, before_ids = self._rendered((*context, marked, *observations)), self._rendered(tuple(context))
             return shown_ids[: len(before_ids)] == before_ids and thought in self._decode(shown_ids)
         marker, end = itertools.islice(self._template.unused(messages), 2)
         before = self._template.render(context, marker)
-        said = self._said(reply)
+        said = self._reply_text(reply)
         marked = Message(role="assistant", content=said + end)
         shown, separator, _ = self._template.render((*context, marked, *observations), marker).partition(end)
         content = self.encoder.escape(said, marker)
@@ -390,12 +390,14 @@ class Renderer:
             result: of a tool, as the tool format writes it.
         """
         call = ToolCall(id=result.tool_call_id or "", name=result.name or "", arguments="{}")
-        called = Message(role="assistant", content="calling", tool_calls=(call,) if self._template.fields else ())
-        marker = next(self._template.unused((*pinned, called, result)))
+        calling = Message(
+            role="assistant", content="calling", tool_calls=(call,) if self._template.reply_fields else ()
+        )
+        marker = next(self._template.unused((*pinned, calling, result)))
         cure = " Set rollout.tools.format=tagged: its results are user messages." if result.role == "tool" else ""
         try:
             texts = {
-                self._template.render((*pinned, called, replace(result, content=content)), marker)
+                self._template.render((*pinned, calling, replace(result, content=content)), marker)
                 for content in ("1", "2")
             }
         except RolloutError as error:
@@ -408,7 +410,7 @@ class Renderer:
 
     def fault_of_calls(self) -> str | None:
         """Why calls as the chat template writes them cannot be read; None: they can."""
-        shown = self._like_this(tools=(TOOL,), tool_format=Native())
+        shown = self._copy_with(tools=(TOOL,), tool_format=Native())
         if not shown._template.shows_tools:
             return "the chat template shows no tools"
         marker = next(unused_characters(()))
@@ -462,7 +464,7 @@ class Renderer:
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _said(self, reply: Message) -> str:
+    def _reply_text(self, reply: Message) -> str:
         """The text of a reply, thoughts included."""
         ids = reply.ids_in(self.encoder.vocabulary)
         return self._decode(ids) if ids else reply.text

@@ -12,7 +12,7 @@ from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.protocols.task import Expert
 from condensegrpo.core.trajectory import FinishReason, Generation, SamplingParams, StopReason
 from condensegrpo.episodes.boundary import Boundary, EndEpisode
-from condensegrpo.episodes.conversation import EpisodeState, SampledReply
+from condensegrpo.episodes.conversation import Conversation, SampledReply
 from condensegrpo.episodes.engine import Engine
 from condensegrpo.episodes.render import Renderer
 from condensegrpo.episodes.view import View
@@ -21,7 +21,7 @@ ROUNDING = 1e-3  # nats: a log-probability of 0 that was computed in few bits ma
 
 
 async def sample(
-    conversation: EpisodeState,
+    conversation: Conversation,
     view: View,
     *,
     seed: int,
@@ -46,8 +46,8 @@ async def sample(
         trajectory=conversation.name,
         media=view.media,
     )
-    who, seconds = "the sampler" if engine.expert is None else "the expert", engine.limits.turn_seconds
-    async with Boundary(who, stop=StopReason.SAMPLER_ERROR, seconds=seconds, plugin=engine.expert):
+    source, seconds = "the sampler" if engine.expert is None else "the expert", engine.limits.turn_seconds
+    async with Boundary(source, stop=StopReason.SAMPLER_ERROR, seconds=seconds, plugin=engine.expert):
         output = await _sampled(engine, view, params, request)
     if output.finish is FinishReason.ABORT:
         raise EndEpisode(StopReason.ABORTED, "the sampler aborted the reply")
@@ -60,10 +60,10 @@ async def sample(
 
 async def generated(sampler: Sampler, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
     """The reply of a sampler, with plain numbers."""
-    return _checked(await sampler.sample(prompt_ids, params), "sample()", params)
+    return _checked_generation(await sampler.sample(prompt_ids, params), "sample()", params)
 
 
-def _checked(value: object, call: str, params: SamplingParams) -> Generation:
+def _checked_generation(value: object, call: str, params: SamplingParams) -> Generation:
     if not isinstance(value, Generation):
         raise TypeError(f"{call} returned {value!r:.80}, wanted a Generation")
     try:
@@ -89,14 +89,14 @@ async def _sampled(engine: Engine, view: View, params: SamplingParams, request: 
     sampler = writer or engine.sampler
     version = sampler.version
     if engine.expert is not None:
-        made = _written(engine.expert, engine.renderer, view, request, params.max_tokens)
+        made = _expert_text(engine.expert, engine.renderer, view, request, params.max_tokens)
     elif overrides(sampler, Sampler.reply):
         if engine.toolbox.template_schemas:
             raise SamplerError(
                 "sampling from messages: the chat template is to show the tools, and the messages do not. Set "
                 "rollout.tools.format=tagged, which explains them in the system message."
             )
-        made = _checked(await sampler.reply(view.context, params), "reply()", params)
+        made = _checked_generation(await sampler.reply(view.context, params), "reply()", params)
     else:
         made = await _beyond_thoughts(engine.renderer, sampler, view, params)
     return SampledReply(
@@ -132,7 +132,9 @@ async def _beyond_thoughts(renderer: Renderer, sampler: Sampler, view: View, par
     return made
 
 
-def _written(expert: Expert, renderer: Renderer, view: View, request: Request | None, max_tokens: int) -> Generation:
+def _expert_text(
+    expert: Expert, renderer: Renderer, view: View, request: Request | None, max_tokens: int
+) -> Generation:
     """The text of an expert, in the tokens that the policy would write it in; aborted where the expert gives up.
 
     A reply that is too long is cut off, as the policy's would be.

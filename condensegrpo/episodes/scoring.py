@@ -32,7 +32,7 @@ def score(trajectory: Trajectory, problem: Problem, reward: Reward) -> Score | P
     try:
         given = reward(trajectory, problem)
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
-        return failure_of(named(reward), error, plugin=reward)
+        return failure_of(reward_name(reward), error, plugin=reward)
     return _score_of(given, trajectory, reward)
 
 
@@ -52,7 +52,7 @@ def score_group(
                 f"{plural(len(trajectories), 'trajectory', 'trajectories')}, wanted one for each"
             )
     except (Exception, SystemExit) as error:  # the boundary to a plug-in
-        return (failure_of(named(reward), error, plugin=reward),) * len(trajectories)
+        return (failure_of(reward_name(reward), error, plugin=reward),) * len(trajectories)
     return tuple(_score_of(result, each, reward) for result, each in zip(given, trajectories, strict=True))
 
 
@@ -61,7 +61,7 @@ def _score_of(given: object, trajectory: Trajectory, reward: Reward | GroupRewar
     try:
         return _checked(RewardResult.of(given), trajectory)
     except (Exception, SystemExit) as error:  # its numbers are objects of the plug-in: float() may raise anything
-        return failure_of(named(reward), error, plugin=reward)
+        return failure_of(reward_name(reward), error, plugin=reward)
 
 
 def with_score(trajectory: Trajectory, outcome: Score | PluginFailure) -> ScoredTrajectory:
@@ -69,20 +69,20 @@ def with_score(trajectory: Trajectory, outcome: Score | PluginFailure) -> Scored
 
     A trajectory that had failed before, or was aborted, scores 0 whatever its reward says, and keeps that stop.
     """
-    whole = trajectory.stop not in (*FAILURES, StopReason.ABORTED)
-    if whole and isinstance(outcome, Score):
+    finished = trajectory.stop not in (*FAILURES, StopReason.ABORTED)
+    if finished and isinstance(outcome, Score):
         return ScoredTrajectory.of(trajectory, outcome)
     nothing = Score(
         total=0.0, components={}, format_valid=False, correct=0.0, context_tokens=trajectory.max_context_tokens
     )
-    if whole and isinstance(outcome, PluginFailure):
+    if finished and isinstance(outcome, PluginFailure):
         trajectory = replace(
             trajectory, stop=StopReason.REWARD_ERROR, answer=None, detail=str(outcome), failure=outcome
         )
     return ScoredTrajectory.of(trajectory, nothing)
 
 
-def named(reward: Reward | GroupReward) -> str:
+def reward_name(reward: Reward | GroupReward) -> str:
     """``the reward Brief``."""
     function = reward.func if isinstance(reward, partial) else reward
     return f"the reward {function.__name__ if isinstance(function, FunctionType) else type(function).__name__}"

@@ -78,10 +78,10 @@ def _bounded(value: object) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
+    read = dict(pairs)
+    if len(read) < len(pairs):
         raise ValueError("a JSON object holds a key twice")
-    return members
+    return read
 
 
 def _no_constant(word: str) -> NoReturn:

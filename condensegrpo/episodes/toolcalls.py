@@ -81,9 +81,9 @@ class Toolbox:
         self.format = format
         self._limits = limits
         self._tools = {
-            name: _OfferedTool.of_environment(tool)
+            name: _CallableTool.of_environment(tool)
             if isinstance(tool, EnvironmentTool)
-            else _OfferedTool.of_function(name, tool)
+            else _CallableTool.of_function(name, tool)
             for name, tool in tools.items()
         }
         self.schemas = tuple(tool.schema for tool in self._tools.values())
@@ -106,7 +106,7 @@ class Toolbox:
         if twice:
             raise ValueError(f"tools() offers {', '.join(map(repr, twice))}, which another tool is called too")
         toolbox = copy(self)
-        toolbox._tools = self._tools | {tool.name: _OfferedTool.of_environment(tool) for tool in offered}
+        toolbox._tools = self._tools | {tool.name: _CallableTool.of_environment(tool) for tool in offered}
         toolbox.schemas = (*self.schemas, *(tool.schema for tool in offered))
         return toolbox
 
@@ -191,7 +191,7 @@ class Toolbox:
         try:
             arguments = tool.arguments(attempt.arguments)
         except ValueError as error:
-            return _failed(f"{attempt.name}: {error}. It is called as {tool.called}")
+            return _failed(f"{attempt.name}: {error}. It is called as {tool.usage}")
         return await self._limited(attempt.name, partial(tool.call, arguments, history), asynchronous=tool.asynchronous)
 
     async def _limited(self, name: str, call: Callable[[], Any], *, asynchronous: bool) -> "_Outcome":
@@ -207,7 +207,7 @@ class Toolbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OfferedTool:
+class _CallableTool:
     """A tool and the arguments that it takes."""
 
     schema: dict[str, Any]
@@ -215,7 +215,7 @@ class _OfferedTool:
     types: Mapping[str, Any]  # of the arguments, as annotations
     required: Collection[str]
     takes_others: bool  # arguments beyond those of ``types``
-    called: str  # for errors
+    usage: str  # for errors
     asynchronous: bool = True
 
     @classmethod
@@ -235,7 +235,7 @@ class _OfferedTool:
             },
             required=[name for name, p in parameters.items() if p.default is p.empty],
             takes_others=len(parameters) < len(signature.parameters),
-            called=f"{name}{signature}",
+            usage=f"{name}{signature}",
             asynchronous=inspect.iscoroutinefunction(function),
         )
 
@@ -249,7 +249,7 @@ class _OfferedTool:
             types={name: json_type(schema) for name, schema in properties.items()},
             required=tool.parameters.get("required", ()),
             takes_others=tool.parameters.get("additionalProperties") not in (None, False),  # {} allows any value
-            called=f"{tool.name}({', '.join(properties)})",
+            usage=f"{tool.name}({', '.join(properties)})",
         )
 
     def arguments(self, raw: str) -> dict[str, Any]:

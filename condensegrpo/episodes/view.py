@@ -43,7 +43,7 @@ class AnsweredView:
     added_ids: tuple[int, ...]  # that lead from the output to the next prompt
     unit: Unit  # with its tokens
     context: SharedSequence[Message]  # of the view, and the messages of the unit
-    whole: bool  # False: the chat template renders earlier replies differently from how they were sampled
+    keeps_replies: bool  # False: the chat template renders earlier replies differently from how they were sampled
 
 
 def check_pinned(renderer: Renderer, pinned: Sequence[Message], limits: Limits) -> None:
@@ -63,12 +63,14 @@ def answered(
     """A view with a reply and what answered it; counts the unit."""
     added = engine.renderer.continuation(view.context, unit.reply, unit.results, output_ids, view.ids)
     context = shared(view.context).extended(unit.messages)
-    whole = engine.renderer.keeps_replies(context)
-    if whole:
+    keeps_replies = engine.renderer.keeps_replies(context)
+    if keeps_replies:
         unit = replace(unit, tokens=len(output_ids) + len(added))
     if not unit.tokens or any(message.media for message in unit.results):
         (unit,) = with_tokens(History(pinned=pinned, units=(unit,)), engine.renderer.count).units
-    return AnsweredView(view=view, output_ids=output_ids, added_ids=added, unit=unit, context=context, whole=whole)
+    return AnsweredView(
+        view=view, output_ids=output_ids, added_ids=added, unit=unit, context=context, keeps_replies=keeps_replies
+    )
 
 
 def rendered(engine: Engine, pinned: Sequence[Message], units: Sequence[Unit] = ()) -> View:
@@ -90,7 +92,7 @@ def continued(engine: Engine, history: History, last: AnsweredView, *, newest: U
         )
         context = shared(last.view.context).extended(unit.messages)
     units = shared(last.view.units).extended((unit,))
-    if last.whole:
+    if last.keeps_replies:
         ids = shared_ids(last.view.ids).extended((*last.output_ids, *added))
         media = (*last.view.media, *_media(engine, unit.messages))
         return View(ids=ids, context=context, units=units, media=media)

@@ -13,7 +13,7 @@ from pathlib import Path
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.policy import in_use, initial_of
-from condensegrpo.assembly.preflight import check_model, check_writes
+from condensegrpo.assembly.preflight import check_model, check_writer_needed
 from condensegrpo.assembly.runtime import evaluation_temperature, open_sampler, open_writers, provenance, use_threads
 from condensegrpo.assembly.workers import RolloutPlayers
 from condensegrpo.config.load import HELD_OUT, vary
@@ -143,7 +143,7 @@ def evaluate_policy(
         command: that started the evaluation, for the file in the run.
     """
     step = trained_steps(source)
-    check_writes(components)
+    check_writer_needed(components)
     check_model(components, source)
     target = destination_of(save, run, step)
     media = None if target is None else MediaFolder((target if isinstance(target, Path) else target.path) / "media")

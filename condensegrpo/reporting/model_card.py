@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensegrpo.assembly.exported import CONDENSER, exported_settings
+from condensegrpo.assembly.exported import CONDENSER_FILE, exported_settings
 from condensegrpo.config.load import portable, validate
 from condensegrpo.config.resumed import config_at, recorded_changes
 from condensegrpo.config.schema import RunConfig
@@ -98,7 +98,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: ExportedPart, n
     config = config_at(run, step)
     # without folders of this machine
     written = validate(portable(config.model_dump(mode="json")), source=str(run.config))
-    write_atomically(target / CONDENSER, exported_settings(config))
+    write_atomically(target / CONDENSER_FILE, exported_settings(config))
     evaluation = evaluation_table(read_metrics(run.metrics), step)
     of_step = [row for row in evaluation.rows if row[1] == step]
     base = base_model(config)
@@ -110,7 +110,7 @@ def write_card(run: RunFolder, target: Path, step: int, *, part: ExportedPart, n
     text = CARD.format(
         name=name,
         steps=step,
-        condenser=CONDENSER,
+        condenser=CONDENSER_FILE,
         training=markdown(_training(written, base, step)),
         changes="".join(f"Changed while it was trained: {change}\n\n" for change in changes),
         evaluation=(markdown(evaluation) if evaluation.rows else "")

@@ -26,7 +26,7 @@ from annotated_types import Ge
 from condensegrpo.core.failures import at_definition
 from condensegrpo.core.protocols.environment import Step
 from condensegrpo.core.protocols.task import Problem
-from condensegrpo.episodes.boundary import Boundary, called
+from condensegrpo.episodes.boundary import Boundary, call_method
 from condensegrpo.sandbox import folders
 from condensegrpo.sandbox.calls import SandboxLimits
 from condensegrpo.tasks.agent_endpoint import Inbox, client_variables, serving
@@ -146,7 +146,7 @@ class ProgramEpisode(AgentEpisode):
     async def _called(self, function: AgentFunction, url: str) -> Result:
         """What a function returns; one that is not asynchronous runs in a thread of its own."""
         async with Boundary("the agent", seconds=self._task.limits.seconds, setting="limits.seconds"):
-            result: Result = await called(function, self._problem, url, self.inbox.key)
+            result: Result = await call_method(function, self._problem, url, self.inbox.key)
             return result
 
     async def _program(self, command: Command, url: str) -> Step:

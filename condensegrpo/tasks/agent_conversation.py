@@ -30,7 +30,7 @@ class _Reply:
     sent: Message  # as the agent got it; ids of calls unique in the episode
 
 
-class Conversation:
+class AgentConversation:
     """The messages of one episode."""
 
     def __init__(self, tool_format: str) -> None:
@@ -168,7 +168,7 @@ class Conversation:
 
 def plain_messages(messages: Sequence[Message], tool_format: str) -> tuple[Message, ...]:
     """Messages of an agent as a policy reads those that it did not sample."""
-    return Conversation(tool_format).begin(messages)
+    return AgentConversation(tool_format).begin(messages)
 
 
 def _digests(messages: Sequence[Message]) -> list[int]:

@@ -7,7 +7,7 @@ from condensegrpo.core.messages import Message
 from condensegrpo.core.protocols.environment import Environment, Step
 from condensegrpo.core.protocols.tool import EnvironmentTool
 from condensegrpo.core.trajectory import FinishReason
-from condensegrpo.tasks.agent_conversation import Conversation, plain_messages
+from condensegrpo.tasks.agent_conversation import AgentConversation, plain_messages
 from condensegrpo.tasks.agent_endpoint import Inbox
 from condensegrpo.tasks.agent_request import ChatReply, ChatRequest
 
@@ -19,7 +19,7 @@ class AgentEpisode(Environment):
         """``inbox``: of its requests."""
         self.inbox = inbox
         self._format = tool_format
-        self._conversation = Conversation(tool_format)
+        self._conversation = AgentConversation(tool_format)
         self._running: asyncio.Task[Step] | None = None
         self._request: ChatRequest | None = None  # that waits for the next reply
         self._finish = FinishReason.STOP  # of the next reply

@@ -89,11 +89,11 @@ def _newest(folder: RunFolder) -> str:
 def _played(config: RunConfig, reader: str, writer: str) -> Success:
     """The success of one cell; ``reader``, ``writer``: model folders or Hub ids, the writer or ``policy``."""
     from condensegrpo.assembly.build import build
-    from condensegrpo.assembly.preflight import check_writers, check_writes
+    from condensegrpo.assembly.preflight import check_writer_needed, check_writers
     from condensegrpo.evaluation.evaluate import evaluate_variant, opened_policy  # imports torch
 
     components = build(vary(config, ["evaluate.variants={}", override("rollout.condense.writer", writer)]))
-    check_writes(components)
+    check_writer_needed(components)
     check_writers(components, reader)
     scored = list[ScoredTrajectory]()
     with opened_policy(components.config, reader) as players:
