@@ -139,11 +139,9 @@ def test_an_advantage_that_would_poison_the_batch_names_its_trajectory(value: fl
         whitened([[0, 0], [0, value]], [[1, 1], [1, 1]])
 
 
-def test_shapes_and_counts_are_checked() -> None:
+def test_shapes_are_checked() -> None:
     nothing = Moments(0, 0, 0)
     with pytest.raises(ValueError, match=r"found \(1, 2\) and \(2, 1\)"):
         whiten(torch.zeros(1, 2), torch.zeros(2, 1), moments=nothing)
     with pytest.raises(ValueError, match=r"found \(3,\) and \(3,\)"):
         moments(torch.zeros(3), torch.zeros(3))
-    with pytest.raises(ValueError, match=r"trajectory 0 .*\[2, -1\] tokens"):
-        moments(torch.zeros(1, 2), torch.tensor([[2, -1]]))

@@ -113,7 +113,7 @@ def test_a_context_whose_replies_have_no_advantage_gets_no_row_unless_a_kl_term_
     batch, advantage_NK = [episode("a", [2, 1, 3], reward=1)], torch.tensor([[0.0, 0.0, 0.5]])
     weight_NK = torch.ones_like(advantage_NK)
     assert [row.first_turn for row in rows_of(batch, advantage_NK, weight_NK)] == [2]
-    assert [row.first_turn for row in rows_of(batch, advantage_NK, weight_NK, idle=True)] == [0, 1, 2]
+    assert [row.first_turn for row in rows_of(batch, advantage_NK, weight_NK, kl=True)] == [0, 1, 2]
     appended = trajectory(turn([1], [50]), turn([1, 50, 2], [51]), turn([1, 50, 2, 51, 2], [52]), id="b", group="g")
     (row,) = rows_of([scored(appended, 1.0, correct=1.0)], advantage_NK, weight_NK)
     assert [turn.advantage for turn in row.turns] == [0.0, 0.0, 0.5]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from condensegrpo.algorithms.credit import rows_of, scores_of, turn_tokens
 from condensegrpo.algorithms.objective import (
-    WEIGHTS,
     MicroBatchLoss,
     Objective,
     ObjectiveFunction,
@@ -27,7 +27,7 @@ from condensegrpo.algorithms.objective import (
     totals,
 )
 from condensegrpo.algorithms.packing import PackedBatch, blocks, micro_batches, pack
-from condensegrpo.algorithms.settings import Level, Mode
+from condensegrpo.algorithms.settings import Aggregation, Level, Mode
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import Segment, Turn
 
@@ -80,7 +80,7 @@ def rows(
         advantage_NK = of_scores(estimator, OPTIONS.get(estimator, {}))(scores)
         weight_NK, kl_weight_NK = (
             token_weights(
-                mode,  # type: ignore[arg-type]  # a name from WEIGHTS
+                mode,  # type: ignore[arg-type]  # an Aggregation
                 tokens_NK,
                 totals=everything,
                 max_tokens=12,
@@ -177,7 +177,7 @@ def test_the_gradient_of_every_loss_is_the_same_however_the_rows_are_cut(loss: s
     assert_same(gradient([some], objective, padded=True), wanted)
 
 
-@pytest.mark.parametrize("aggregation", WEIGHTS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 def test_the_gradient_under_every_aggregation_is_the_same_however_the_rows_are_cut(aggregation: str) -> None:
     """verl#6025, TRL#7206: denominators span micro-batches, ranks and the accumulation window."""
     some = rows(aggregation=aggregation)
@@ -214,7 +214,7 @@ def test_importance_weights_and_a_kl_term_do_not_depend_on_the_cut_either(level:
         assert_same(gradient(cut, objective), wanted)
 
 
-@pytest.mark.parametrize("kl_aggregation", WEIGHTS)
+@pytest.mark.parametrize("kl_aggregation", get_args(Aggregation))
 def test_a_kl_term_with_an_aggregation_of_its_own_does_not_depend_on_the_cut(kl_aggregation: str) -> None:
     objective = Objective(loss=LOSSES["reinforce"], kl_estimator="k2", kl_coefficient=3.0)
     own, shared = rows(kl_aggregation=kl_aggregation), rows()

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from two_ranks import OPTIMISER
 
 from condensegrpo.algorithms.advantages import Batch, Estimate, Term, estimator, total
 from condensegrpo.algorithms.credit import Estimator, rows_of
-from condensegrpo.algorithms.objective import WEIGHTS, MicroBatchLoss, ObjectiveValue, PerToken, supervised
+from condensegrpo.algorithms.objective import MicroBatchLoss, ObjectiveValue, PerToken, supervised
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, StopSettings, TrainedKind
 from condensegrpo.assembly.learning_signal import objective
@@ -132,7 +132,7 @@ def of_turns(turns: list[tuple[Literal["act", "condense"], int]], name: int) -> 
     return scored(trajectory(*made, id=f"g-{name}", group="g"), float(name % 2), correct=float(name % 2))
 
 
-@pytest.mark.parametrize("mode", sorted(WEIGHTS))
+@pytest.mark.parametrize("mode", get_args(Aggregation))
 @settings(max_examples=40)
 @given(batch=st.lists(TURNS, min_size=1, max_size=4), kind=st.sampled_from(["act", "condense"]))
 def test_turns_that_do_not_train_weigh_nothing_and_change_no_denominator(
@@ -145,7 +145,7 @@ def test_turns_that_do_not_train_weigh_nothing_and_change_no_denominator(
         kept = [of_turns(each, name) for name, each in enumerate(turns)]
         aggregation = AggregationSettings(mode=mode, max_tokens=7, turns=trained)
         credit = give_credit(kept, estimator, aggregation, stops=StopSettings(), whitened=False)
-        rows = rows_of(kept, credit.advantage_NK, credit.weight_NK, idle=True)
+        rows = rows_of(kept, credit.advantage_NK, credit.weight_NK, kl=True)
         assert all(any(made.weight for made in row.turns) for row in rows)
         return [row[: len(each)] for row, each in zip(credit.weight_NK.tolist(), turns, strict=True)]
 
@@ -156,7 +156,7 @@ def test_turns_that_do_not_train_weigh_nothing_and_change_no_denominator(
         assert not any(weight for (made, _), weight in zip(turns, row, strict=True) if made != kind)
 
 
-@pytest.mark.parametrize("mode", sorted(WEIGHTS))
+@pytest.mark.parametrize("mode", get_args(Aggregation))
 def test_what_the_initial_policy_wrote_weighs_nothing_and_counts_in_no_denominator(mode: Aggregation) -> None:
     kept = [of_turns([("act", 2), ("condense", 3), ("act", 1)], 0), of_turns([("condense", 4), ("act", 4)], 1)]
 

@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from condensegrpo.algorithms.losses import KL
 from condensegrpo.algorithms.objective import (
-    LEVELS,
     MicroBatchLoss,
     Objective,
     ObjectiveFunction,
@@ -208,7 +208,7 @@ def test_an_objective_of_tokens_is_the_sum_of_its_parts(loss: str, ends: tuple[i
 
 def test_an_objective_of_turns_is_not() -> None:
     """gspo looks at turns, and so do importance weights of turns, if the objective has any."""
-    for loss, level in itertools.product(LOSSES, LEVELS):
+    for loss, level in itertools.product(LOSSES, get_args(Level)):
         for name, objective in put_together(loss, level).items():
             together = LOSSES[loss].whole_turns or (level == "turn" and not name.startswith("plain"))
             differ = not torch.allclose(in_parts(objective, (1, 4))[2], in_parts(objective, (4,))[2])

@@ -63,7 +63,7 @@ class Batch(NamedTuple):
 class Term(NamedTuple):
     """A summand of an advantage, with the numbers that it comes from. Every tensor is (N,) or (N, K)."""
 
-    name: str  # as in the formula, such as N(R^O)
+    name: str  # such as N(R^O)
     value_NK: Tensor  # float64
     numbers: Mapping[str, Tensor] = NO_NUMBERS  # by name, for display only
     applies_NK: Tensor | None = None  # bool, the turns that have this term; None: all
@@ -114,14 +114,14 @@ def against_group(
     """
     name, numbers = f"{symbol} − mean", {symbol: value_N, "mean": mean(value_N, group_N)}
     level_N = levelled(value_N, group_N)
-    centred_N = level_N - mean(level_N, group_N)
+    compared_N = level_N - mean(level_N, group_N)
     if scale == "std":
-        name, numbers["deviation"] = f"N({symbol})", std(value_N, group_N)
-        divisor_N = numbers["deviation"] + eps
-        centred_N = torch.where(divisor_N > 0, centred_N / divisor_N, 0.0)
+        deviation_N = std(value_N, group_N)
+        name, numbers = f"N({symbol})", {**numbers, "deviation": deviation_N}
+        compared_N = torch.where(deviation_N + eps > 0, compared_N / (deviation_N + eps), 0.0)
     if singleton == "raw":
-        centred_N = torch.where(sizes(group_N) == 1, value_N, centred_N)
-    return Term(name, centred_N, numbers)
+        compared_N = torch.where(sizes(group_N) == 1, value_N, compared_N)
+    return Term(name, compared_N, numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class EstimatorPlugin:
 
     function: Callable[..., Tensor | Estimate]
     summary: str  # one line for tables and --help
-    formula: str  # as the inspector shows it; terms have the names that it uses
+    formula: str  # as the inspector shows it, above the terms
     learns_from: Literal["total", "score"]  # total reward less penalties, or a score in [0, 1]
     sees_turn_rewards: bool  # False: R^T is only logged
 
@@ -376,7 +376,7 @@ class Moments(NamedTuple):
 
 def moments(advantage_NK: Tensor, tokens_NK: Tensor) -> Moments:
     """The moments of some trajectories, each turn counted by its sampled tokens; arguments as of ``whiten``."""
-    count_NK, value_NK = _trained(advantage_NK, tokens_NK)
+    count_NK, value_NK = _counted(advantage_NK, tokens_NK)
     return Moments(
         tokens=float(count_NK.sum()),
         total=float((count_NK * value_NK).sum()),
@@ -408,7 +408,7 @@ def whiten(advantage_NK: Tensor, tokens_NK: Tensor, *, moments: Moments, eps: fl
     Returns:
         float (N, K) of the advantage's type, 0 where there are no tokens.
     """
-    count_NK, value_NK = _trained(advantage_NK, tokens_NK)
+    count_NK, value_NK = _counted(advantage_NK, tokens_NK)
     spread = moments.square - moments.total**2 / max(moments.tokens, 1.0)
     if moments.tokens < 2 or spread <= EQUAL * moments.square:
         return torch.zeros_like(advantage_NK)
@@ -417,18 +417,12 @@ def whiten(advantage_NK: Tensor, tokens_NK: Tensor, *, moments: Moments, eps: fl
     return torch.where(count_NK > 0, whitened_NK, 0.0).to(advantage_NK.dtype)
 
 
-def _trained(advantage_NK: Tensor, tokens_NK: Tensor) -> tuple[Tensor, Tensor]:
+def _counted(advantage_NK: Tensor, tokens_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Token counts and advantages in float64, the latter 0 where there are no tokens."""
     if advantage_NK.shape != tokens_NK.shape or advantage_NK.dim() != 2:
         raise ValueError(
             f"whitening needs advantages and token counts of one shape (N, K), "
             f"found {tuple(advantage_NK.shape)} and {tuple(tokens_NK.shape)}"
-        )
-    bad = first((tokens_NK < 0).any(dim=1))
-    if bad is not None:
-        raise ValueError(
-            f"whitening advantages: {name_of(bad, tokens_NK)} has {tokens_NK[bad].tolist()} tokens in its turns, "
-            f"wanted 0 or more"
         )
     value_NK = torch.where(tokens_NK > 0, advantage_NK.double(), 0.0)
     bad = first(~(value_NK.abs() <= MAX_REWARD).all(dim=1))

@@ -38,7 +38,7 @@ class Scores(NamedTuple):
     group_N: Tensor  # int, labels of the groups
     turns_N: Tensor  # int, number of act turns; estimators see no other turns
     result_turn_N: Tensor  # int, first act turn with a tool result; −1: none
-    truncated_N: Tensor  # bool, whether it stopped because a token budget was used up
+    truncated_N: Tensor  # bool, whether a token budget cut it off
     state_NK: Tensor  # int, label of an act turn's context: equal iff group and prompt ids are; −1 beyond the turns
     turn_reward_NK: Tensor  # float, what an act turn is paid, and the texts that were written for it; 0 beyond
     act_NK: Tensor  # int, for every turn the index of the act turn whose advantage it gets; −1 beyond the turns
@@ -81,11 +81,9 @@ def split_masked(
     scored: Sequence[ScoredTrajectory], stops: StopSettings
 ) -> tuple[tuple[ScoredTrajectory, ...], tuple[ScoredTrajectory, ...]]:
     """The trajectories that train, and those whose stop is masked; the latter count nowhere, as if never sampled."""
-    masked = [stops.of(each.trajectory.stop) == "mask" for each in scored]
-    return (
-        tuple(each for each, out in zip(scored, masked, strict=True) if not out),
-        tuple(each for each, out in zip(scored, masked, strict=True) if out),
-    )
+    kept = tuple(each for each in scored if stops.of(each.trajectory.stop) != "mask")
+    masked = tuple(each for each in scored if stops.of(each.trajectory.stop) == "mask")
+    return kept, masked
 
 
 def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_STOPS) -> Scores:
@@ -122,9 +120,9 @@ def scores_of(scored: Sequence[ScoredTrajectory], stops: StopSettings = DEFAULT_
 
 def idle_groups(scored: Sequence[ScoredTrajectory], advantage_NK: Tensor) -> frozenset[str]:
     """The groups in which every advantage of every trajectory is 0: they have no gradient."""
-    idle = (advantage_NK == 0).all(dim=1).tolist()
     groups = [each.trajectory.group_id for each in scored]
-    return frozenset(groups) - {group for group, zero in zip(groups, idle, strict=True) if not zero}
+    active = (advantage_NK != 0).any(dim=1).tolist()
+    return frozenset(groups) - {group for group, has_gradient in zip(groups, active, strict=True) if has_gradient}
 
 
 def turn_tokens(scored: Sequence[ScoredTrajectory]) -> Tensor:
@@ -133,11 +131,9 @@ def turn_tokens(scored: Sequence[ScoredTrajectory]) -> Tensor:
 
 
 def trained_turns(scored: Sequence[ScoredTrajectory], turns: TrainedKind) -> Tensor:
-    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns and of what a frozen writer wrote."""
-    return _table(
-        [[turns in ("all", turn.kind) and not turn.frozen for turn in each.trajectory.turns] for each in scored],
-        beyond=0,
-    ).bool()
+    """Whether a turn trains, bool (N, K), False beyond a trajectory's turns and for the texts of a frozen writer."""
+    trained = [[turns in ("all", turn.kind) and not turn.frozen for turn in each.trajectory.turns] for each in scored]
+    return _table(trained, beyond=0).bool()
 
 
 def condense_turns(scored: Sequence[ScoredTrajectory]) -> Tensor:
@@ -151,7 +147,7 @@ def rows_of(
     weight_NK: Tensor,
     *,
     kl_weight_NK: Tensor | None = None,
-    idle: bool = False,
+    kl: bool = False,
 ) -> tuple[Segment, ...]:
     """The training rows of a batch.
 
@@ -160,17 +156,17 @@ def rows_of(
 
     Args:
         kl_weight_NK: the weights of KL terms; None: ``weight_NK``.
-        idle: whether turns without an advantage have a gradient too: that of a KL term.
+        kl: whether there is a KL term, which has a gradient without an advantage too.
     """
 
     def has_gradient(turn: TrainedTurn) -> bool:
-        return bool(turn.weight or turn.kl_weight) if idle else bool(turn.weight and turn.advantage)
+        return bool(turn.weight or turn.kl_weight) if kl else bool(turn.weight and turn.advantage)
 
     rows: list[Segment] = []
     kl_weights = [None] * len(scored) if kl_weight_NK is None else kl_weight_NK.tolist()
     columns = (advantage_NK.tolist(), weight_NK.tolist(), kl_weights)
     for each, advantage_K, weight_K, kl_weight_K in zip(scored, *columns, strict=True):
-        if idle or any(advantage_K):
+        if kl or any(advantage_K):
             made = segments(each.trajectory, advantage_K=advantage_K, weight_K=weight_K, kl_weight_K=kl_weight_K)
             rows += (row for row in made if any(has_gradient(turn) for turn in row.turns))
     return tuple(rows)
@@ -207,10 +203,10 @@ def result_turn(trajectory: Trajectory) -> int:
     An error that answers a tool call is a result too: the policy saw it.
     """
     acts = (turn for turn in trajectory.turns if turn.kind == "act")
-    answered = (
-        at for at, turn in enumerate(acts) if any(message.tool_call_id is not None for message in turn.observations)
-    )
-    return next(answered, -1)
+    for index, turn in enumerate(acts):
+        if any(message.tool_call_id is not None for message in turn.observations):
+            return index
+    return -1
 
 
 def act_turns(trajectory: Trajectory) -> list[int]:
@@ -247,7 +243,7 @@ def with_sources(estimate: Estimate, kept: Sequence[ScoredTrajectory], credit: S
         A'_it = f_it · A_it   where A_it > 0, else A_it
 
     After ECHO (https://arxiv.org/abs/2606.31650), which routes positive credit by the indices of the turns that the
-    answer's context was made of. Its formula is not in what we read; this one is ours. f is of ``source_factors``.
+    answer's context was made of. The paper gives no formula that we found; this one is ours. f: ``source_factors``.
     """
     advantage_NK = estimate.advantage_NK
     factor_NK = torch.ones_like(advantage_NK)
@@ -268,29 +264,27 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
 
     1 for a unit that is shown whole, with notes behind it or not, and for the last act turn itself;
     ``credit.rewritten`` for a unit that a placeholder, a note or a summary stands for; ``credit.dropped`` for one that
-    is gone. A turn that a shown result recalls counts as shown. The newest condense turn has 1, and the others, whose
-    texts it replaced, ``rewritten``.
+    is gone. A turn that a shown result recalls counts as shown. The newest condense turn has 1; the others, whose texts
+    it replaced, have ``rewritten``.
     """
-    acts = [index for index, turn in enumerate(trajectory.turns) if turn.kind == "act"]
+    turns = trajectory.turns
+    factors = [1.0] * len(turns)
+    acts = [index for index, turn in enumerate(turns) if turn.kind == "act"]
     if not acts:
-        return [1.0] * len(trajectory.turns)
-    last, factors, shown = acts[-1], [1.0] * len(trajectory.turns), set(acts)
-    condensations = (trajectory.turns[index].condensation for index in reversed(acts))
-    newest = next((condensation for condensation in condensations if condensation is not None), None)
-    of_status = {SpanStatus.KEPT: 1.0, SpanStatus.REWRITTEN: credit.rewritten, SpanStatus.DROPPED: credit.dropped}
-    for span in newest.spans if newest is not None else ():
-        for index in span.turns:
-            if span.status is SpanStatus.REWRITTEN and _shows(trajectory.turns[last].context, trajectory.turns[index]):
-                continue
-            factors[index] = of_status[span.status]
-            if span.status is not SpanStatus.KEPT:
+        return factors
+    last, shown = acts[-1], set(acts)
+    condensations = [found for index in acts if (found := turns[index].condensation) is not None]
+    factor_of = {SpanStatus.REWRITTEN: credit.rewritten, SpanStatus.DROPPED: credit.dropped}
+    for span in condensations[-1].spans if condensations else ():
+        for index in span.turns if span.status is not SpanStatus.KEPT else ():
+            if span.status is SpanStatus.DROPPED or not _shows(turns[last].context, turns[index]):
+                factors[index] = factor_of[span.status]
                 shown.discard(index)
-    condensed = [index for index, turn in enumerate(trajectory.turns[:last]) if turn.kind == "condense"]
+    condensed = [index for index, turn in enumerate(turns[:last]) if turn.kind == "condense"]
     for index in condensed:
         factors[index] = 1.0 if index == condensed[-1] else credit.rewritten
     for index in reversed(acts[:-1]):  # the result of a recall may itself be recalled
-        recalled = [recalled_turn(result) for result in trajectory.turns[index].observations]
-        for source in recalled if index in shown else ():
+        for source in map(recalled_turn, turns[index].observations if index in shown else ()):
             if source is not None and source < index:  # a text that is no answer of recall may say anything
                 factors[source] = 1.0
                 shown.add(source)
@@ -298,7 +292,7 @@ def source_factors(trajectory: Trajectory, credit: SourceCredit) -> list[float]:
 
 
 def _shows(context: Sequence[Message], turn: Turn) -> bool:
-    """Whether a context holds the reply of a turn and what answered it, with or without text behind."""
+    """Whether a context holds a turn's reply and its observations, each with or without text after it."""
     unit = (turn.reply, *turn.observations)
     return any(
         all(

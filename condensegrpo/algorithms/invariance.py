@@ -35,9 +35,8 @@ SCORES = Scores(
     act_NK=torch.tensor([[0, -1, -1], [0, 1, 2], [0, 1, -1], [0, 1, -1], [0, 1, -1]]),
 )
 LOGP_T = torch.tensor([-1.0, -0.5, -2.0, -0.1, -3.0, -0.7], dtype=torch.float64)
-WEIGHT_T = torch.tensor(
-    [1.0, 3.0, 0.5, 2.0, 0.25, 4.0], dtype=torch.float64
-)  # unequal: equal ones hide a shared gradient
+# unequal: equal ones hide a shared gradient
+WEIGHT_T = torch.tensor([1.0, 3.0, 0.5, 2.0, 0.25, 4.0], dtype=torch.float64)
 COLUMNS = {
     "old_T": torch.tensor([-1.2, -0.5, -1.5, -0.2, -2.0, -0.9], dtype=torch.float64),
     "advantage_T": torch.tensor([1.0, 1.0, -0.5, -0.5, -0.5, 2.0], dtype=torch.float64),
@@ -77,25 +76,19 @@ def check_loss(loss: LossPlugin, options: Mapping[str, object]) -> None:
     A loss that is not finite, has no gradient, has one where the advantage is 0 (such rows are left out of the forward
     pass) or changes its arguments is refused, too.
     """
-    alone = [slice(index, index + 1) for index in range(len(LOGP_T))]
-    turns = [slice(0, 2), slice(2, 5), slice(5, 6)]
     whole = [slice(0, len(LOGP_T))]
-    together_T, gradient_T = _computed(loss, options, whole)
-    for value_T, relabelled_T in zip(
-        (together_T, gradient_T), _computed(loss, options, whole, RELABELLED), strict=True
-    ):
-        _compare("the labels of turns", value_T, relabelled_T)
+    parts = {"the tokens of other turns": [slice(0, 2), slice(2, 5), slice(5, 6)]}
+    if not loss.whole_turns:
+        parts["other tokens of its turn"] = [slice(index, index + 1) for index in range(len(LOGP_T))]
+    together = _computed(loss, options, whole)
+    _compare_all("the labels of turns", together, _computed(loss, options, whole, RELABELLED))
     if (at_zero_T := _computed(loss, options, whole, WITHOUT_ADVANTAGE)[1]).any():
         raise ValueError(
             f"its gradient is {at_zero_T.tolist()} where the advantage is 0, wanted 0: rows without advantage are left "
             f"out of the forward pass, so that it would depend on which those are"
         )
-    for parts, what in ((turns, "the tokens of other turns"), (alone, "other tokens of its turn")):
-        if what == "other tokens of its turn" and loss.whole_turns:
-            continue
-        apart_T, apart_gradient_T = _computed(loss, options, parts)
-        _compare(f"{what} in its micro-batch", together_T, apart_T)
-        _compare(f"{what} in its micro-batch", gradient_T, apart_gradient_T)
+    for what, micro_batches in parts.items():
+        _compare_all(f"{what} in its micro-batch", together, _computed(loss, options, micro_batches))
 
 
 def _computed(
@@ -134,6 +127,11 @@ def _rows(scores: Scores, index: Tensor) -> Scores:
     longest = int(picked.turns_N.max())
     tables = {name: getattr(picked, name)[:, :longest] for name in Scores._fields if name.endswith("_NK")}
     return picked._replace(**tables)
+
+
+def _compare_all(what: str, together: Sequence[Tensor], apart: Sequence[Tensor]) -> None:
+    for one, other in zip(together, apart, strict=True):
+        _compare(what, one, other)
 
 
 def _compare(what: str, together: Tensor, apart: Tensor) -> None:

@@ -3,7 +3,7 @@
 Legend of the suffix: ``_T`` trained tokens. All columns are (T,), of trained tokens only, and T may be 0:
 
     logp_T       float, nats, log-probability of the token under the weights that learn; carries the gradient
-    old_T        float, nats, under the weights it was sampled from; no gradient
+    old_T        float, nats, under the weights that ratios are taken against; no gradient
     advantage_T  float, of the token's turn; no gradient
     turn_T       int, the token's turn
 

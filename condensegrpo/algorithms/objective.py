@@ -15,7 +15,7 @@ Legend of the suffixes: ``_T`` trained tokens of a micro-batch, ``_N`` trajector
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self, get_args
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ from condensegrpo.algorithms.settings import Aggregation, Level, Mode
 from condensegrpo.core.errors import PluginError
 from condensegrpo.core.failures import plugin_code
 
-LEVELS, MODES = get_args(Level), get_args(Mode)
 KL_LOSS = "kl_loss"  # statistic: the KL term of a token, as it is added to the loss of its step
 
 
@@ -214,8 +213,8 @@ def importance(
         sampler_T: float, nats, as the sampler reported it, under the distribution it drew from.
         turn_T: int, the token's turn: any labels; all tokens of a turn must be here.
         cap: finite, at least 1; 1 truncates to at most 1, and masks all but equal probabilities.
-        level: one of ``LEVELS``.
-        mode: one of ``MODES``.
+        level: whether the ratio is that of a token or of its whole turn.
+        mode: whether a weight beyond the bound is cut to it, or the token is left out.
     """
     doing = "computing the importance correction"
     check_columns(doing, learner_T=learner_T, sampler_T=sampler_T, turn_T=turn_T)
@@ -223,11 +222,6 @@ def importance(
     if not 1 <= cap < math.inf:
         raise ValueError(
             f"{doing}: cap is {cap}, wanted a finite number >= 1, or none (0 in a configuration) for no correction."
-        )
-    if level not in LEVELS or mode not in MODES:
-        raise ValueError(
-            f"{doing}: found level {level!r} and mode {mode!r}, wanted one of {sorted(LEVELS)} and one of "
-            f"{sorted(MODES)}."
         )
     log_ratio_T = log_ratio(learner_T.detach(), sampler_T)  # 0 where both give the token probability 0
     ratio_T = bounded_exp(turn_sum(log_ratio_T, turn_T) if level == "turn" else log_ratio_T)
@@ -253,7 +247,6 @@ def totals(tokens_NK: Tensor, turns_N: Tensor) -> Totals:
         tokens_NK: sampled tokens of each turn, 0 beyond the trajectory's turns.
         turns_N: how many turns it has; a turn that sampled nothing counts.
     """
-    _check_counts("adding up the totals of trajectories", tokens_NK=tokens_NK, turns_N=turns_N)
     return Totals(trajectories=len(turns_N), turns=float(turns_N.sum()), tokens=float(tokens_NK.sum()))
 
 
@@ -275,14 +268,18 @@ def token_weights(mode: Aggregation, tokens_NK: Tensor, *, totals: Totals, max_t
     Returns:
         float64 (N, K), 0 for a turn that sampled nothing and beyond the trajectory's turns.
     """
-    _check_counts("weighing tokens", tokens_NK=tokens_NK)
-    if not all(0 <= total < math.inf for total in totals):
-        raise ValueError(
-            f"weighing tokens: found {totals}, wanted finite counts >= 0: those of all trajectories, turns and tokens "
-            f"of the optimiser step over all ranks."
-        )
     count_NK = tokens_NK.double()
-    weight_NK = WEIGHTS[mode](count_NK, totals, max_tokens)
+    match mode:
+        case "trajectory_constant":
+            if max_tokens is None or not 0 < max_tokens < math.inf:
+                raise ValueError(f"the aggregation trajectory_constant needs max_tokens > 0, found {max_tokens}")
+            weight_NK = torch.full_like(count_NK, 1 / (max(totals.trajectories, 1) * max_tokens))
+        case "trajectory_mean":
+            weight_NK = 1 / (max(totals.trajectories, 1) * count_NK.sum(dim=1, keepdim=True).clamp(min=1))
+        case "token_mean":
+            weight_NK = torch.full_like(count_NK, 1 / max(totals.tokens, 1))
+        case "turn_mean":
+            weight_NK = 1 / (max(totals.turns, 1) * count_NK.clamp(min=1))
     return torch.where(count_NK > 0, weight_NK, 0.0)
 
 
@@ -317,29 +314,3 @@ def with_summary_share(
     if not 0 < summaries < total:
         return weight_NK
     return weight_NK * torch.where(condense_NK, share * total / summaries, (1 - share) * total / (total - summaries))
-
-
-def _check_counts(doing: str, **counts: Tensor) -> None:
-    for name, count in counts.items():
-        bad = (~(count >= 0)).nonzero().tolist()  # NaN included
-        if bad:
-            raise ValueError(
-                f"{doing}: {name}{bad[0]} is {count[tuple(bad[0])].item()}, wanted a count >= 0: a turn that sampled "
-                f"nothing has 0 tokens, and so has an entry beyond the trajectory's turns."
-            )
-
-
-def _trajectory_constant(count_NK: Tensor, totals: Totals, max_tokens: float | None) -> Tensor:
-    if max_tokens is None or not 0 < max_tokens < math.inf:
-        raise ValueError(f"the aggregation trajectory_constant needs max_tokens > 0, found {max_tokens}")
-    return torch.full_like(count_NK, 1 / (max(totals.trajectories, 1) * max_tokens))
-
-
-WEIGHTS: Mapping[str, Callable[[Tensor, Totals, float | None], Tensor]] = {
-    "trajectory_constant": _trajectory_constant,
-    "trajectory_mean": lambda count_NK, totals, _: (
-        1 / (max(totals.trajectories, 1) * count_NK.sum(dim=1, keepdim=True).clamp(min=1))
-    ).expand_as(count_NK),
-    "token_mean": lambda count_NK, totals, _: torch.full_like(count_NK, 1 / max(totals.tokens, 1)),
-    "turn_mean": lambda count_NK, totals, _: 1 / (max(totals.turns, 1) * count_NK.clamp(min=1)),
-}

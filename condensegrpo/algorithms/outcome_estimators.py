@@ -34,7 +34,7 @@ from condensegrpo.core.scored_trajectory import CACHED, WRITTEN
 Cost = Literal["peak", "price"]  # the largest context of any turn, or what all calls cost
 Share = Annotated[float, Ge(0), Le(1)]
 
-ROUNDING = 1e-9  # weights such as 0.7, 0.2 and 0.1 sum to 1 up to rounding
+SCORE_ROUNDING = 1e-9  # weights such as 0.7, 0.2 and 0.1 sum to 1 up to rounding
 
 
 @estimator(summary="the reward against its group (default for every other reward)")
@@ -201,7 +201,7 @@ def efficient(
     with A_acc = N(r), or r − mean for ``accuracy="none"``. C is the largest context of any turn, or with
     ``cost="price"`` what all calls cost: C = tokens read uncached + ``cached``·(tokens read from a prefix cache) +
     ``written``·(tokens sampled): a condensation that breaks the cache counts, and its summary too. E is 0 in a group
-    with fewer than two correct trajectories, and for a trajectory that was truncated in an emergency. In an all-correct
+    with fewer than two correct trajectories, and for a trajectory that a token budget cut off. In an all-correct
     group A_acc = 0 and the guard has no effect: smaller C wins. Introduced here; the accuracy part is that of ``grpo``.
     It promises:
 
@@ -229,7 +229,7 @@ def efficient(
         cached, written: price of a token read from a prefix cache and of a sampled one, ≥ 0; 1 is one read uncached.
         coefficient: λ ≥ 0.
         min_pass_rate: p_min in [0, 1].
-        truncated_N: bool, trajectories that earn no E but count in its mean and std.
+        truncated_N: bool, trajectories that a token budget cut off: they earn no E but count in its mean and std.
 
     Returns:
         float (N, K), constant over the turns of a trajectory.
@@ -241,7 +241,7 @@ def efficient(
         raise ValueError(
             f"the context anchors must satisfy 0 < context_low < context_high, found {context_low} and {context_high}"
         )
-    correct_N = batch.outcome_N >= 1 - ROUNDING
+    correct_N = batch.outcome_N >= 1 - SCORE_ROUNDING
     accurate = against_group("R", batch.outcome_N, batch.group_N, scale=accuracy, eps=eps)
     width = torch.tensor(context_high / context_low, dtype=torch.float64).log()
     cost_N = (spent_N.clamp(context_low, context_high) / context_low).log() / width  # u
@@ -249,13 +249,13 @@ def efficient(
     trust_N = torch.where(pass_rate_N >= min_pass_rate, pass_rate_N, 0.0)  # g(p)
     saving_N = _saving(cost_N, correct_N, batch.group_N, truncated_N)
     numbers = {"C": spent_N, "u": cost_N, "g(p)": trust_N, "E": saving_N}
-    efficient = Term("λ·g(p)·E", coefficient * trust_N * saving_N, numbers, correct_N)
-    unguarded_N = accurate.value_NK + efficient.value_NK
+    cheaper = Term("λ·g(p)·E", coefficient * trust_N * saving_N, numbers, correct_N)
+    unguarded_N = accurate.value_NK + cheaper.value_NK
     floor_N = guard * accurate.value_NK
     guarded_N = correct_N & (accurate.value_NK > 0) & (floor_N > unguarded_N)
-    kept = Term("guard", floor_N - unguarded_N, {"κ·N(R)": floor_N}, guarded_N)
+    guarded = Term("guard", floor_N - unguarded_N, {"κ·N(R)": floor_N}, guarded_N)
     advantage_N = torch.where(correct_N, unguarded_N, accurate.value_NK)
-    return Estimate(torch.where(guarded_N, floor_N, advantage_N), (accurate, efficient, kept))
+    return Estimate(torch.where(guarded_N, floor_N, advantage_N), (accurate, cheaper, guarded))
 
 
 def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ def _saving(cost_N: Tensor, correct_N: Tensor, group_N: Tensor, truncated_N: Ten
 
 def _check_scored_contexts(outcome_N: Tensor, context_N: Tensor) -> None:
     """Raise ScoreError for an outcome outside [0, 1], and ValueError for contexts of another shape or not finite."""
-    bad = first((outcome_N < -ROUNDING) | (outcome_N > 1 + ROUNDING))
+    bad = first((outcome_N < -SCORE_ROUNDING) | (outcome_N > 1 + SCORE_ROUNDING))
     if bad is not None:
         raise ScoreError(
             f"computing advantages: the outcome of {name_of(bad, outcome_N)} is "

@@ -9,9 +9,9 @@ continues it; any other one of position p continues the first p tokens of the ro
     token       1 2 3 4 5 6         5 at index 4 continues 1 2 3, and 6 at index 5 continues 1
     position    0 1 2 3 3 1         depth in the row
 
-**What sharing costs: nothing.** Linear layers compute the token_count tokens, of which a tree has fewer than its rows.
-Attention (``learner/tree_attention.py``) computes a pair for each of them and each token of its row up to itself:
-fewer again.
+Linear layers compute the S tokens, of which a tree has fewer than its rows. Attention (``learner/tree_attention.py``)
+computes a pair for each of them and each token of its row up to itself: fewer again. What a kernel pays for gathering
+keys along paths is in ``learner/attention_kernels.py``.
 """
 
 from collections.abc import Sequence
@@ -64,9 +64,9 @@ def sorted_rows(rows: Sequence[TokenIds]) -> tuple[list[int], list[int]]:
 def tree_groups(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int, ...], ...]:
     """The trees to make of the rows: for each the indices of its rows.
 
-    Everything that is shared is computed once, as far as a tree may be so large. Rows are put in order; what is too
-    large is cut in two where its neighbours share least, which the second half then repeats, and of such cuts at the
-    one that makes the halves most alike.
+    Rows are sorted. A tree over ``max_tokens`` is cut in two where neighbours share the fewest tokens, which the second
+    half then repeats; of several such cuts it takes the one that makes the halves most alike. Trees that share nothing
+    are cut as well.
 
     Example: [1 2 3], [1 2 4], [1 5] and [6] give a tree of five tokens and one of a single token. If a tree may have
     four, then [1 2 3] and [1 2 4] are one, and [1 5] another.
@@ -81,10 +81,11 @@ def tree_groups(rows: Sequence[TokenIds], *, max_tokens: int) -> tuple[tuple[int
     waiting = [(0, len(order))] if order else []
     while waiting:
         start, end = waiting.pop()
+        # by what is repeated, then by how much the halves differ
         cuts = {
             cut: (shared[cut], abs(before[end] + before[start] - 2 * before[cut] + shared[cut] - shared[start]))
             for cut in range(start + 1, end)
-        }  # by what is repeated, then by how much the halves differ
+        }
         fits = before[end] - before[start] + shared[start] <= max_tokens
         if not cuts or (fits and min(cuts.values())[0] > 0):
             groups.append(tuple(order[start:end]))

@@ -29,9 +29,9 @@ class SourceCredit:
     """The factors of a positive advantage of a turn, by the form of its unit in the prompt of the last reply."""
 
     dropped: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The part that a turn keeps whose unit is gone."""
+    """The factor of a turn whose unit is gone."""
     rewritten: Annotated[float, Ge(0), Le(1)] = 1.0
-    """The part that a turn keeps for whose unit a placeholder, a note or a summary stands."""
+    """The factor of a turn whose unit a placeholder, a note or a summary stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class AdvantageSettings:
     """Context tokens with no cost and with full cost, for efficient; null: 1/16 and all of the context budget, or
     with cost=price 1/16 of a turn's largest price and max_turns times that price."""
     sources: SourceCredit | None = None
-    """Factors of a positive advantage for turns whose units the last reply was sampled without; null: 1."""
+    """Factors of a positive advantage for turns whose unit was no longer in the prompt of the last reply; null: 1."""
     whiten: bool = False
     """Whether advantages get mean 0 and deviation 1 over all trained tokens of the batch."""
 
@@ -66,7 +66,7 @@ class AggregationSettings:
     """The weight of a token in the optimiser step."""
 
     mode: Aggregation = "trajectory_constant"
-    """One of condensegrpo.algorithms.objective.WEIGHTS."""
+    """See condensegrpo.algorithms.objective.token_weights."""
     max_tokens: Annotated[int, Ge(1)] | None = None
     """L of trajectory_constant; null: max_turns · max_output_tokens."""
     turns: TrainedKind = "all"
@@ -118,7 +118,7 @@ class StopSettings:
     """Subtracted from the total reward of a penalised trajectory; for efficient its score is 0."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "handling", {**FAILURES_MASKED, **self.handling})  # the only change of a frozen value
+        object.__setattr__(self, "handling", {**FAILURES_MASKED, **self.handling})
 
     def of(self, stop: StopReason) -> Handling:
         """The handling of a trajectory that stopped like this."""

@@ -340,7 +340,7 @@ def _learn(run: _Run, step: int, batch: StepBatch, *, first: bool) -> tuple[Step
         credit.advantage_NK,
         credit.weight_NK,
         kl_weight_NK=credit.kl_weight_NK,
-        idle=run.reference is not None,
+        kl=run.reference is not None,
     )
     at_schedule(run.learner, (step - 1) * algorithm.updates_per_batch)  # steps that had nothing to learn count
     run.observer.phase(f"step {step}: learning", None)

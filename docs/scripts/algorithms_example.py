@@ -1,7 +1,7 @@
 """The worked example of docs/reference/estimators.md: a group of four trajectories, and two tokens of a turn."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from algorithms_parts import number, percent, table, turn_of
@@ -10,7 +10,8 @@ from torch import Tensor
 from condensegrpo.algorithms.advantages import moments, whiten
 from condensegrpo.algorithms.credit import Estimator, Scores, scores_of, turn_tokens
 from condensegrpo.algorithms.losses import KL
-from condensegrpo.algorithms.objective import WEIGHTS, importance, token_weights, totals
+from condensegrpo.algorithms.objective import importance, token_weights, totals
+from condensegrpo.algorithms.settings import Aggregation
 from condensegrpo.assembly.learning_signal import declared
 from condensegrpo.core.plugins import load_plugin
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -92,7 +93,7 @@ def weight_table() -> str:
     scored, scores = example(), scores_of(example())
     tokens_NK = turn_tokens(scored)
     rows = []
-    for mode in WEIGHTS:
+    for mode in get_args(Aggregation):
         weight_NK = token_weights(mode, tokens_NK, totals=totals(tokens_NK, scores.turns_N), max_tokens=MAX_TOKENS)
         whole_N = (weight_NK * tokens_NK).sum(dim=1)
         shares = map(percent, (whole_N / whole_N.sum()).tolist())
