@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -349,22 +348,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_value_that_is_no_data_is_refused_when_writing() -> None:
     with pytest.raises(TypeError, match="set cannot be stored as JSON"):
         dump_line({"found": {1, 2}})
-
-
-def test_two_ranks_that_append_to_one_file_lose_nothing(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from pathlib import Path
-        from condensegrpo.storage.files import append_line
-        for number in range(50):
-            append_line(Path(sys.argv[1]), f'"{sys.argv[2]} {number} {"x" * 20_000}"')
-    """
-    path = tmp_path / "t.parquet"
-    command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
-    ranks = [subprocess.Popen([*command, rank]) for rank in "01"]
-    assert [rank.wait() for rank in ranks] == [0, 0]
-    lines = [json.loads(line).split()[:2] for line in path.read_text().splitlines()]
-    assert sorted(lines) == sorted([rank, str(number)] for rank in "01" for number in range(50))
 
 
 # --- credit

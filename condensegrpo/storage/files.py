@@ -50,7 +50,6 @@ def append_line(path: Path, line: str) -> None:
     A cut-off line before it is removed, and so is this line if it cannot be written whole.
     """
     with writing(path), open_here(path, "ab+", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ranks append to one file: half a line of another rank is not cut off
         end = _end_of_last_line(file.fileno())
         if end < os.fstat(file.fileno()).st_size:
             file.truncate(end)
