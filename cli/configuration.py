@@ -12,6 +12,7 @@ from rich.text import Text
 from condensegrpo.cli.options import AnyConfig, AsJson, Overrides
 from condensegrpo.config.keys import Key, explained, foreign_names, keys
 from condensegrpo.config.load import shipped
+from condensegrpo.config.study import shipped_studies
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
@@ -28,16 +29,18 @@ UNITS = {"MB": 10**6, "GB": 10**9, "MIB": MIB, "GIB": GIB, "M": MIB, "G": GIB}
 def config_command(
     listed: Annotated[bool, typer.Option("--list", show_default=False, help="List the keys, as by default.")] = True,
     names: Annotated[
-        bool, typer.Option("--shipped", help="List the names of the shipped configurations instead.")
+        bool, typer.Option("--shipped", help="List the shipped configurations and studies instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List all keys of a configuration with type, default and meaning, or the shipped configurations.
+    """List all keys of a configuration with type, default and meaning, or what is shipped.
 
     Example: condensegrpo config --list | grep context
     """
     if names:
-        typer.echo(json.dumps({"version": 1, "shipped": shipped()}, indent=2) if as_json else "\n".join(shipped()))
+        found = {"version": 1, "shipped": shipped(), "studies": [*shipped_studies()]}
+        lines = (*shipped(), *(f"studies/{name}.yaml" for name in shipped_studies()))
+        typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines))
         return
     if as_json:
         typer.echo(json.dumps({"version": 1, "keys": [key._asdict() for key in keys().values()]}, indent=2))

@@ -291,7 +291,7 @@ def test_a_shipped_configuration_is_found_by_name_and_by_its_path_in_a_checkout(
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("configs/quikstart.yaml", r"Did you mean 'quickstart' or [^,]*\? "),
+        ("configs/quikstart.yaml", r"Did you mean 'quickstart', 'quickstart_full' or 'quickstart_outcome'\? "),
         ("tool_use_gsm8k", r"Did you mean 'tool_use_gsm8k_lora' or 'tool_use_mbpp_lora'\? "),
         ("nosuch.yaml", ""),
     ],

@@ -147,7 +147,7 @@ def test_a_missing_file_is_refused_with_both_names(folder: Path) -> None:
     message = refusal(child)
     assert str(child) in message
     assert str(folder / "absent.yaml") in message
-    assert "Did you mean 'quickstart'?" in refusal(write(folder, "child", "extends: quikstart\n"))
+    assert "Did you mean 'quickstart', 'quickstart_full' or" in refusal(write(folder, "child", "extends: quikstart\n"))
 
 
 @pytest.mark.parametrize("value", ["3", "null", "{a: b}", "[base.yaml, 3]"])

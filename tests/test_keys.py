@@ -8,6 +8,7 @@ from command import ROOT, run, succeed
 
 from condensegrpo.config.keys import FOREIGN_KEYS, Key, explained, keys
 from condensegrpo.config.load import find_config, load_config, shipped
+from condensegrpo.config.study import find_study
 from condensegrpo.config.yaml_tree import leaves
 from condensegrpo.core.errors import ConfigError
 
@@ -116,4 +117,7 @@ def test_the_commands_print_keys() -> None:
     listed = json.loads(succeed("config", "--list", "--json"))["keys"]
     assert [key["name"] for key in listed] == [*keys()]
     assert len(succeed("config", "--list").splitlines()) == len(listed)
-    assert succeed("config", "--shipped").splitlines() == list(shipped())
+    named = succeed("config", "--shipped").splitlines()
+    assert [each for each in named if not each.startswith("studies/")] == list(shipped())
+    assert all(find_study(each).is_file() for each in named if each.startswith("studies/"))
+    assert json.loads(succeed("config", "--shipped", "--json"))["studies"][-1] == "tiny"

@@ -49,7 +49,7 @@ def test_a_shipped_study_is_found_by_name_and_by_its_path_in_a_checkout(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_study("tiny") == find_study("studies/tiny.yaml") == ROOT / "studies/tiny.yaml"
-    with pytest.raises(ConfigError, match=r"no such file\. Did you mean 'tiny'\? Shipped: a_notes"):
+    with pytest.raises(ConfigError, match=r"no such file\. Did you mean 'tiny'\? condensegrpo config --shipped lists"):
         find_study("tiney")
 
 

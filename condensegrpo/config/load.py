@@ -46,6 +46,7 @@ CONFIG_FILE = "config.yaml"  # the configuration in a run folder
 OVERRIDE = "override"  # the origin of a value that an override set
 BFLOAT16_CAP = 2.0  # of algorithm.importance, unless it is set: the bound that truncated importance sampling uses
 SHIPPED = Path(str(files("condensegrpo.configs"))).parent  # with configs/ and studies/, in a clone and installed
+LISTED = "condensegrpo config --shipped lists those of the package."
 FOLDERS = (  # they may be files
     ("task", "data"),
     ("task", "eval_data"),
@@ -116,7 +117,7 @@ def _base(path: Path, name: str) -> Path:
         return known_file
     raise ConfigError(
         f"reading the configuration {path}: it extends {name}, but there is no file {base} and no shipped "
-        f"configuration of this name. {did_you_mean(name, known)}Shipped: {', '.join(known)}."
+        f"configuration of this name. {did_you_mean(name, known, most=3)}{LISTED}"
     )
 
 
@@ -287,8 +288,7 @@ def find_config(name: str) -> Path:
         return SHIPPED / path
     fault = f"it is a folder without {CONFIG_FILE}, so not that of a run" if path.is_dir() else "there is no such file"
     raise ConfigError(
-        f"reading the configuration {name}: {fault}. "
-        f"{did_you_mean(shipped_as, shipped(), most=3)}condensegrpo config --shipped lists those of the package."
+        f"reading the configuration {name}: {fault}. {did_you_mean(shipped_as, shipped(), most=3)}{LISTED}"
     )
 
 

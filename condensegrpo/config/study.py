@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, model_validator
 
-from condensegrpo.config.load import find_config, load_config
+from condensegrpo.config.load import LISTED, find_config, load_config
 from condensegrpo.config.schema import Name, RunConfig
 from condensegrpo.config.section import Section, parse
 from condensegrpo.config.yaml_tree import key_of, override, read_yaml
@@ -89,18 +89,21 @@ def same_warm_start(one: RunConfig, other: RunConfig) -> bool:
     return one.warm_start.steps > 0 and used == also_used
 
 
+def shipped_studies() -> dict[str, Path]:
+    """The studies in the package by name."""
+    return {file.stem: file for file in sorted(STUDIES.glob("*.yaml"))}
+
+
 def find_study(name: str) -> Path:
     """The file that a command's STUDY argument means: a path, or the name of a shipped study."""
     path = Path(name)
     if path.is_file():
         return path
     stem = path.name.removesuffix(".yaml")
-    known = {each.stem: each for each in sorted(STUDIES.glob("*.yaml"))}
+    known = shipped_studies()
     if path.parent in (Path(), Path("studies")) and stem in known:
         return known[stem]
-    raise ConfigError(
-        f"reading the study {name}: there is no such file. {did_you_mean(stem, known)}Shipped: {', '.join(known)}."
-    )
+    raise ConfigError(f"reading the study {name}: there is no such file. {did_you_mean(stem, known, most=3)}{LISTED}")
 
 
 def load_study(path: Path, kind: type[S] = Study) -> S:  # type: ignore[assignment]  # the default of a type variable

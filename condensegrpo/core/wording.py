@@ -16,8 +16,9 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1) -> str:
     >>> did_you_mean("keep_lst", ["keep_last", "keep_first"]), did_you_mean("zzz", ["keep_last"])
     ("Did you mean 'keep_last'? ", '')
     """
-    nearest = map(repr, difflib.get_close_matches(name, list(known), n=most))
-    return f"Did you mean {listed}? " if (listed := " or ".join(nearest)) else ""
+    nearest = [repr(each) for each in difflib.get_close_matches(name, list(known), n=most)]
+    listed = " or ".join(filter(None, (", ".join(nearest[:-1]), *nearest[-1:])))
+    return f"Did you mean {listed}? " if listed else ""
 
 
 def ranges(numbers: Collection[int]) -> str:
