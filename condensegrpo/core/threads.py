@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock
@@ -124,25 +124,18 @@ def result_in_thread(call: Callable[[], T], *, name: str, seconds: float) -> T |
         name: of the plug-in, for the thread and the failure: ``the reward Brief``.
     """
     worker = DaemonThread(name)
-    outcome = worker.submit(partial(_result_or_failure, call, name))
+    outcome = worker.submit(call)
     worker.close()
-    try:
-        return outcome.result(seconds)
-    except TimeoutError:
+    if not wait([outcome], timeout=seconds).done:
         return late(name, seconds, location=worker.location)
+    error = outcome.exception()
+    return outcome.result() if error is None else failure_of(name, error, plugin=call)
 
 
 def late(source: str, seconds: float, setting: str = "", location: str = "") -> PluginFailure:
     """The failure of a call that exceeded its time limit."""
     message = f"no result within {plural(seconds, 'second')}{setting and f' ({setting})'}"
     return PluginFailure(source=source, error="", message=message, location=location)
-
-
-def _result_or_failure(call: Callable[[], T], name: str) -> T | PluginFailure:
-    try:
-        return call()
-    except BaseException as error:  # the boundary to a plug-in; nothing else would report it in this thread
-        return failure_of(name, error, plugin=call)
 
 
 # ``ast.parse`` counts its depth in one place for all threads (CPython 3.11, issue 106905): two at once may fail with

@@ -94,13 +94,7 @@ class Conversation:
         )
 
     def add(
-        self,
-        view: View,
-        output: SampledReply,
-        response: Response,
-        *,
-        answer_logprob: float | None,
-        draft: Draft | None,
+        self, view: View, output: SampledReply, response: Response, *, answer_logprob: float | None, draft: Draft | None
     ) -> None:
         """Record a turn; unless it ends the episode, it is part of the history."""
         reply, step, tools, seconds, end = response

@@ -69,6 +69,10 @@ class Condensing(NamedTuple):
     continues: bool = False  # the last view by ids: nothing is to be declared
 
 
+# the view of the next turn, the history with what the condenser made, and why it rejected texts
+NextView = tuple[View, History, tuple[str, ...]]
+
+
 async def next_view(conversation: Conversation) -> View:
     """The view of the next turn, of at most ``max_context_tokens``; texts that were written for it are recorded.
 
@@ -89,8 +93,7 @@ async def next_view(conversation: Conversation) -> View:
     return view
 
 
-async def _next_view(conversation: Conversation, writer: SummaryWriter) -> tuple[View, History, tuple[str, ...]]:
-    """The view, the history with what the condenser made, and why it rejected texts."""
+async def _next_view(conversation: Conversation, writer: SummaryWriter) -> NextView:
     if conversation.last is not None:
         return await _view_after(conversation, conversation.last, writer)
     if conversation.rewritten is not None:
@@ -100,9 +103,7 @@ async def _next_view(conversation: Conversation, writer: SummaryWriter) -> tuple
     return rendered(engine, history.pinned), history, ()
 
 
-async def _view_after(
-    conversation: Conversation, last: AnsweredView, writer: SummaryWriter
-) -> tuple[View, History, tuple[str, ...]]:
+async def _view_after(conversation: Conversation, last: AnsweredView, writer: SummaryWriter) -> NextView:
     """The last view continued, or condensed if that is due."""
     engine, history, continuing = conversation.engine, conversation.history, None
     if engine.condense.when != "every_turn":
@@ -115,7 +116,7 @@ async def _view_after(
 
 async def _view_of_rewritten(
     conversation: Conversation, rewritten: RewrittenHistory, writer: SummaryWriter
-) -> tuple[View, History, tuple[str, ...]]:
+) -> NextView:
     """The view of a history that the environment rewrote, condensed if that is due."""
     engine, start, units = conversation.engine, rewritten.history, rewritten.history.units
     every_turn = engine.condense.when == "every_turn"
@@ -135,10 +136,8 @@ def _threshold(conversation: Conversation) -> int:
     return engine.condense.threshold_tokens(engine.limits.max_context_tokens, conversation.draw)
 
 
-def _declared(
-    conversation: Conversation, made: Condensing, reason: str, *, by: str = ""
-) -> tuple[View, History, tuple[str, ...]]:
-    """The result of ``_next_view`` for a shortened prompt; ``by``: as of ``declared``."""
+def _declared(conversation: Conversation, made: Condensing, reason: str, *, by: str = "") -> NextView:
+    """A shortened prompt, declared unless it continues the last view; ``by``: as of ``declared``."""
     engine, view, most = conversation.engine, made.view, conversation.engine.limits.max_context_tokens
     if not made.continues:
         if len(view.ids) > most:
