@@ -50,7 +50,7 @@ class Matcher:
         self._match: Match = match
         self._sandbox = sandbox
 
-    def right(self, answer: str, problem: Problem) -> bool:
+    def is_right(self, answer: str, problem: Problem) -> bool:
         """Whether an answer is right; a ValueError without ground truth, since nothing is guessed from its look."""
         if self._sandbox is not None and self._match == "tests":
             return passes_tests(answer, problem, self._sandbox)
@@ -80,7 +80,7 @@ class Matcher:
         truth = _truths(problem, self._match)[0]
         if self._match == "math" and _NUMBER.fullmatch(truth):
             return  # math-verify takes milliseconds
-        if not self.right(truth, problem):
+        if not self.is_right(truth, problem):
             raise ValueError(
                 f"judging problem {problem.id} by {self._match}: its ground truth {truth!r:.80} given as the answer is "
                 f"not right. Correct it, or set another match"

@@ -69,7 +69,7 @@ def judge_trajectory(
         return Judgement(valid, 0.0)
     matcher.check_truth(problem)
     answer = trajectory.answer if valid else None
-    return Judgement(valid, 0.0 if answer is None else float(matcher.right(answer, problem)))
+    return Judgement(valid, 0.0 if answer is None else float(matcher.is_right(answer, problem)))
 
 
 def format_valid(

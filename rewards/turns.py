@@ -149,6 +149,7 @@ class MainLine(TurnReward):
         return tuple(-float(index in long - exempt) for index in range(last))
 
 
+@dataclass(kw_only=True, eq=False)
 class OffBranch(TurnReward):
     """−1 for every turn of a branch whose calls have no word of the branch's description, else 0: a turn reward.
 
@@ -159,26 +160,25 @@ class OffBranch(TurnReward):
     branch("birthplace of Mia"); calls "Mia born", "Ben born"   ─▶   0, 0, −1
     """
 
-    def __init__(self, *, letters: Annotated[int, Ge(1)] = 3) -> None:
-        self._word = re.compile(rf"\w{{{letters},}}")
+    letters: Annotated[int, Ge(1)] = 3
 
     def turn_rewards(self, trajectory: Trajectory, problem: Problem) -> tuple[float, ...]:
         """One number a turn."""
-        paid_K, units = [0.0] * len(trajectory.turns), units_of(trajectory)
-        # of two calls in one reply the first opens the branch
-        made = reversed(tuple(decisions(units, BRANCH)))
-        described = {each.turn: str(each.arguments.get("description")) for each in made}
+        units, off = units_of(trajectory), set[int]()
+        descriptions: dict[int, str] = {}  # by turn; of two calls in one reply the first opens the branch
+        for made in decisions(units, BRANCH):
+            descriptions.setdefault(made.turn, str(made.arguments.get("description")))
         for branch in folded_branches(units):
-            task = self._words(described[branch.opened])
+            task = self._words(descriptions[branch.opened])
+            end = len(trajectory.turns) if branch.closed is None else branch.closed
             for unit in units:
-                inside = branch.opened < unit.turn and (branch.closed is None or unit.turn < branch.closed)
                 calls = " ".join(call.arguments for call in unit.reply.tool_calls)
-                if inside and calls and not task & self._words(calls):
-                    paid_K[unit.turn] = -1.0
-        return tuple(paid_K)
+                if branch.opened < unit.turn < end and calls and not task & self._words(calls):
+                    off.add(unit.turn)
+        return tuple(-1.0 if turn in off else 0.0 for turn in range(len(trajectory.turns)))
 
     def _words(self, text: str) -> set[str]:
-        return set(self._word.findall(text.casefold()))
+        return set(re.findall(rf"\w{{{self.letters},}}", text.casefold()))
 
 
 def units_of(trajectory: Trajectory) -> tuple[Unit, ...]:

@@ -28,12 +28,7 @@ class WeightedSum:
     """
 
     def __init__(self, *, parts: Sequence[RewardPart]) -> None:
-        self.parts = tuple(
-            replace(part, reward=with_defaults(part.reward, TurnReward))
-            if hasattr(part.reward, "turn_rewards")
-            else part
-            for part in parts
-        )
+        self.parts = tuple(map(_completed, parts))
         names = [part.name for part in self.parts]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a weighted sum of {names or 'nothing'}: wanted at least one part, each name once")
@@ -56,6 +51,13 @@ class WeightedSum:
             correct=max(right, default=None),
             turn_rewards=tuple(sum(turn) for turn in zip(*paying_K, strict=True)),
         )
+
+
+def _completed(part: RewardPart) -> RewardPart:
+    """The part; a turn reward that inherits nothing gets the defaults of ``TurnReward``."""
+    if not hasattr(part.reward, "turn_rewards"):
+        return part
+    return replace(part, reward=with_defaults(part.reward, TurnReward))
 
 
 def _weighted(part: RewardPart, trajectory: Trajectory, problem: Problem) -> RewardResult:

@@ -91,7 +91,7 @@ def test_an_excerpt_has_the_answer_in_the_middle_of_its_words() -> None:
 )
 def test_an_answer_is_right_if_it_contains_a_listed_one_as_whole_words(answer: str, right: bool) -> None:
     problem = Problem(id="p", question="?", answer="Engi-House", data={"aliases": ["EngiHouse", ""]})
-    assert Matcher("words").right(answer, problem) is right
+    assert Matcher("words").is_right(answer, problem) is right
 
 
 def test_data_that_is_no_benchmark_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from condensegrpo.learner.engine import (
     optimizer_step,
 )
 from condensegrpo.learner.lora import adapted, adapter_dropout, adapters_disabled, add_adapters
+from condensegrpo.learner.lora_targets import check_targets, check_targets_of
 from condensegrpo.learner.model_folder import in_main_memory, load_policy, write_policy
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
-from condensegrpo.learner.targets import check_targets, check_targets_of
 from condensegrpo.learner.weights import adapters, gathered_weights, write_adapter
 
 HERE = Path(__file__).parent

@@ -17,9 +17,9 @@ from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.engine import close_deepspeed, open_deepspeed, optimizer_step
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import add_adapters
+from condensegrpo.learner.lora_targets import check_targets
 from condensegrpo.learner.model_folder import attention_of, in_main_memory, load_policy, write_policy
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
-from condensegrpo.learner.targets import check_targets
 from condensegrpo.learner.vision_tower import freeze_tower
 from condensegrpo.learner.weights import gathered_weights
 

@@ -19,9 +19,9 @@ from condensegrpo.config.load import config_on, find_config, load_config, shippe
 from condensegrpo.config.schema import ModelSettings, RunConfig
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.learner.lora import add_adapters
+from condensegrpo.learner.lora_targets import adapted_layers
 from condensegrpo.learner.new_model import new_model, new_tokenizer
 from condensegrpo.learner.settings import LoraSettings, NewModel
-from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.planning.plan import FILLED, MicroBatch, Plan, architecture, config_on_devices
 from condensegrpo.planning.remedies import Overrides, advice, remedy
 

@@ -121,7 +121,7 @@ def test_a_write_that_breaks_off_leaves_the_old_model(tmp_path: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     doubled = {name: 2 * tensor for name, tensor in in_main_memory(qwen3().named_parameters()).items()}
     with pytest.raises(CheckpointError, match=r"writing .*model\.tmp-\d+: FileNotFoundError"):
-        write_policy(folder, qwen3().config, doubled, tokenizer=tokenizer(), beside=[tmp_path / "gone.json"])
+        write_policy(folder, qwen3().config, doubled, tokenizer=tokenizer(), extra_files=[tmp_path / "gone.json"])
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -66,7 +66,7 @@ def test_a_corpus_in_the_columns_of_pyserini_and_packed_is_read(tmp_path: Path) 
 def test_the_index_is_built_once_for_a_file_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search(tmp_path)
     (folder,) = (tmp_path / "cache").iterdir()
-    search_module._at.cache_clear()  # as another process
+    search_module._opened.cache_clear()  # as another process
     (folder / "offsets.npy").touch()
     before = sorted((entry.name, entry.stat().st_mtime_ns) for entry in folder.iterdir())
     path = tmp_path / "corpus.jsonl"

@@ -20,8 +20,8 @@ from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.layers import checkpoint_layers, try_compiling
 from condensegrpo.learner.logprobs import TrainedLogprobs
 from condensegrpo.learner.lora import add_adapters
+from condensegrpo.learner.lora_targets import adapted_layers
 from condensegrpo.learner.settings import LoraSettings, Vision
-from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.learner.vision_tower import tower
 
 pytestmark = [

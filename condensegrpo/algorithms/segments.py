@@ -214,21 +214,15 @@ def named_picture(sha256: str, token_ids: tuple[int, ...], *, placeholder_id: in
 def with_names(row: Segment, picture_of: Callable[[str], NamedPicture]) -> Segment:
     """The row with names for the tokens of its pictures. Placeholders that the policy sampled keep their id."""
     token_ids, start = list(row.token_ids), 0
-    context = _context_ends(row)
+    context_ends = _context_ends(row)
     for sha256 in row.media:
         picture = picture_of(sha256)
-        part, size = picture.token_ids, len(picture.token_ids)
-        found = next(
-            (
-                index
-                for index in range(start, len(row.token_ids) - size + 1)
-                if row.token_ids[index] == part[0]
-                and index + size <= context[index]
-                and row.token_ids[index : index + size] == part
-            ),
-            None,
-        )
-        if found is None:
+        first, size = picture.token_ids[0], len(picture.token_ids)
+        for found in range(start, len(row.token_ids) - size + 1):
+            may_begin = row.token_ids[found] == first and found + size <= context_ends[found]
+            if may_begin and row.token_ids[found : found + size] == picture.token_ids:
+                break
+        else:
             raise LearnerError(
                 f"packing the row of trajectory {row.trajectory!r} from turn {row.first_turn} on: its prompt does not "
                 f"hold the {size} tokens of the picture {sha256[:12]}. Sample and train with the "

@@ -154,7 +154,7 @@ def check_architecture(components: Components, source: str) -> None:
     check_models(components.condenser.scorers, source)
     check_writers(components, source)
     if config.model.lora is not None:
-        from condensegrpo.learner.targets import check_targets_of
+        from condensegrpo.learner.lora_targets import check_targets_of
 
         check_targets_of(source, config.model.lora.targets, config.model.vision)
     check_heads(source, config.learner.sequence_parallel)

@@ -18,9 +18,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from condensegrpo.learner.lora_targets import check_targets, decoder_name, peft_targets
 from condensegrpo.learner.model_folder import composite
 from condensegrpo.learner.settings import LoraSettings, Vision
-from condensegrpo.learner.targets import check_targets, decoder_name, peft_targets
 
 ADAPTER = "default"  # PEFT's name of the only adapter
 _BASE = ".base_layer"  # added by PEFT to the name of a layer that it adapts

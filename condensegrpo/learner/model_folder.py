@@ -128,7 +128,7 @@ def composite(config: "PretrainedConfig") -> bool:
 def auto_class(config: "PretrainedConfig") -> "type[AutoModelForCausalLM]":
     """The class of transformers that loads models of this configuration: some that see are no causal LM to it.
 
-    Of some it knows both, as of Qwen3.5: then the one that the configuration names, which has the published weights.
+    Where it knows both, as for Qwen3.5, it is the one that the configuration names: that has the published weights.
     """
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -300,7 +300,8 @@ def check_heads(path: str, ranks: int) -> None:
 
 def check_divided(model: str, heads: int, keys: int, ranks: int) -> None:
     """Check that query and key heads of a model divide over the ranks that compute its rows together."""
-    able = [count for count in range(1, heads + 1) if not (heads % count or (keys % count and count % keys))]
+    # key heads divide over the ranks, or each of them goes to several
+    able = [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
     if ranks not in able:
         raise ConfigError(
             f"checking learner.sequence_parallel: found {ranks}, and {model} has {heads} attention heads and {keys} "
@@ -327,7 +328,7 @@ def write_policy(
     tokenizer: "PreTrainedTokenizerBase",
     stop_ids: Sequence[int] = (),
     steps: int | None = None,
-    beside: Sequence[Path] = (),
+    extra_files: Sequence[Path] = (),
 ) -> None:
     """Write a plain Hugging Face folder that transformers and vLLM load; it appears whole or not at all.
 
@@ -338,7 +339,7 @@ def write_policy(
         tokenizer: is written beside them.
         stop_ids: what ends a reply beside the tokenizer's eos; ``end_ids`` finds them again.
         steps: of GRPO that the weights have taken; ``trained_steps`` finds them again. None: not known.
-        beside: files to copy there, see ``processor_files``.
+        extra_files: files to copy there, see ``processor_files``.
     """
     from safetensors.torch import save_file
     from transformers import GenerationConfig
@@ -354,7 +355,7 @@ def write_policy(
         save_file(dict(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        for file in beside:
+        for file in extra_files:
             shutil.copy(file, temporary / file.name)
         if stop_ids:
             GenerationConfig(eos_token_id=list(stop_ids)).save_pretrained(temporary)

@@ -14,9 +14,10 @@ of one token.
 What divides by what: every rank's loss is Σ w·l over the trained tokens that it predicts, so that the losses of all
 ranks add up to the loss of the step, and their gradients to its gradient. To DeepSpeed the ranks have different rows.
 
-What a rank keeps in a layer until backward is what S/k tokens keep without, and beside it: the output of attention both
-by heads and by tokens, S/k·h·d numbers more unless the kernel copies its output anyway, as sdpa does; and, where there
-are fewer key heads g than ranks, k/g times the keys and values. Masks and indices are those of S tokens. The LM head
+Until backward a rank keeps in a layer what S/k tokens keep without sequence parallelism, and more: the output of
+attention both by heads and by tokens, S/k·h·d further numbers unless the kernel copies its output anyway, as sdpa does;
+and, where there are fewer key heads g than ranks, k/g times the keys and values. Masks and indices are those of S
+tokens. The LM head
 has the trained tokens of the rank, at most all T. Weights, gradients and optimiser are as without: ZeRO divides them
 among all ranks.
 

@@ -58,12 +58,12 @@ class OptimizerSettings:
     warmup_steps: Annotated[int, Ge(0)] = 0
     """Optimiser steps over which the learning rate rises linearly to its peak."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up; cosine falls towards 0, which one more step would reach."""
+    """Learning rate after the warm-up; cosine falls to 0, which the step after the last one would have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """What lies in the machine's memory instead of the GPU's."""
+    """The state that lies in the machine's memory instead of the GPU's."""
 
     training: Offload = "none"
     """The optimiser needs zero_stage ≥ 1, the weights 3."""
@@ -82,7 +82,7 @@ class NewPictures:
     patch: Annotated[int, Ge(2)] = 8
     """Pixels of a patch's side."""
     layers: Annotated[int, Ge(1)] = 1
-    """Of the vision tower, whose width and heads are those of the text model."""
+    """Layers of the vision tower, whose width and heads are those of the text model."""
     initializer_range: Annotated[float, Gt(0)] = 0.05
     """Standard deviation of the tower's initial weights."""
 
@@ -98,7 +98,7 @@ class NewModel:
     tokenizer: Literal["words", "bpe"] = "words"
     """``words``: a token for every word of the task's ``corpus()``, others are ``[UNK]``; ``bpe``: knows every text."""
     vocab_size: Annotated[int, Ge(64)] = 2048
-    """Of a bpe tokenizer; the most that a words tokenizer may need."""
+    """Size of a bpe tokenizer; the largest size that a words tokenizer may have."""
     hidden_size: Annotated[int, Ge(8)] = 64
     """Width of the residual stream, a multiple of ``heads``."""
     layers: Annotated[int, Ge(1)] = 2

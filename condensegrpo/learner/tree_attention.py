@@ -20,8 +20,8 @@ computed together, with keys gathered by index and padding that no query sees:
 
     buckets of pieces (n, Q queries, K keys) ─▶ one scaled dot product attention each ─▶ outputs back in order
 
-What the buckets of a layer look at is gathered at once and then cut into them. Backward adds it up at once as well;
-gathering for each bucket would give each of them a gradient of all S tokens.
+The queries, keys and values of all buckets are gathered at once and then cut into buckets. Backward adds their
+gradients up at once as well; gathering for each bucket would give each of them a gradient of all S tokens.
 
 That runs on any device. On a GPU ``tree_kernels.py`` computes the same without
 padding; ``attention_kernels.py`` chooses.

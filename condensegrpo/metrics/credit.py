@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from condensegrpo.algorithms.advantages import ROUNDING
 from condensegrpo.core.trajectory import Handling
@@ -97,19 +98,19 @@ def gini(values: Sequence[float]) -> float:
 
 
 def _summaries(learn: Sequence[Credited]) -> dict[str, float]:
+    """The part of summaries in the weight and in the update of a batch; nothing where there are none."""
+    weights, updates = list[float](), list[float]()
+    summary_weights, summary_updates = list[float](), list[float]()
+    for row in learn:
+        turns = zip(row.advantages, row.turn_weights, strict=True)
+        turn_updates = [abs(advantage) * weight for advantage, weight in turns]
+        weights += row.turn_weights
+        updates += turn_updates
+        summary_weights += compress(row.turn_weights, row.condense)
+        summary_updates += compress(turn_updates, row.condense)
     if not any(any(row.condense) for row in learn):
         return {}
-    turns = [
-        (weight, abs(advantage) * weight, is_summary)
-        for row in learn
-        for weight, advantage, is_summary in zip(
-            row.turn_weights, row.advantages, row.condense or [False] * len(row.advantages), strict=True
-        )
-    ]
-    return {
-        f"{name}/summaries": _part((turn[column] for turn in turns if turn[2]), (turn[column] for turn in turns))
-        for column, name in enumerate(("weight", "update"))
-    }
+    return {"weight/summaries": _part(summary_weights, weights), "update/summaries": _part(summary_updates, updates)}
 
 
 def _weight_by_turns(learn: Sequence[Credited]) -> dict[str, float]:

@@ -69,7 +69,7 @@ def summarise(figures: Sequence[TrajectoryStats]) -> dict[str, float]:
     return metrics
 
 
-def multi_turn(figures: Sequence[TrajectoryStats]) -> dict[str, float]:
+def mt_grpo_metrics(figures: Sequence[TrajectoryStats]) -> dict[str, float]:
     """The metrics under the names of MT-GRPO (docs/reference/metrics.md); 0 without trajectories."""
     return {
         "train/turn_reward": fmean(each.turn_reward for each in figures) if figures else 0.0,
@@ -109,10 +109,13 @@ def fetches(trajectory: Trajectory) -> Fetches:
         if not results:
             continue
         recalled = {result.tool_call_id for result in results if recalled_turn(result) is not None}
-        parsed = (((call.name, call.arguments), call.id in recalled) for call in turn.reply.tool_calls)
-        for call, again in tuple(parsed) or (((turn.reply.text.strip(),), False),):
+        made: list[tuple[tuple[str, ...], bool]] = [  # what is called, and whether it recalls
+            ((call.name, call.arguments), call.id in recalled) for call in turn.reply.tool_calls
+        ]
+        for call, recalls in made or [((turn.reply.text.strip(),), False)]:
             calls += 1
-            earlier = answered.get(call)
-            refetched += again or (earlier is not None and earlier.isdisjoint(turn.context))
-            answered.setdefault(call, set()).update(results)
+            earlier = answered.setdefault(call, set())
+            out_of_sight = bool(earlier) and earlier.isdisjoint(turn.context)
+            refetched += recalls or out_of_sight
+            earlier |= results
     return Fetches(calls, refetched)

@@ -24,10 +24,10 @@ from condensegrpo.learner.devices import DTYPES
 from condensegrpo.learner.head import CHUNK_LOGITS, tile_tokens
 from condensegrpo.learner.layers import checkpointed_layers
 from condensegrpo.learner.logprobs import why_no_trees
+from condensegrpo.learner.lora_targets import adapted_layers
 from condensegrpo.learner.model_folder import attention_of, auto_class, composite, configuration
 from condensegrpo.learner.new_model import new_config
 from condensegrpo.learner.settings import BUCKET
-from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.learner.vision_tower import tower
 from condensegrpo.samplers.transformers import MAX_BATCH
 from condensegrpo.samplers.vllm.settings import EngineSettings

@@ -57,7 +57,7 @@ class CorpusIndex:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def best(self, query: str, count: int) -> tuple[Passage, ...]:
+    def search(self, query: str, count: int) -> tuple[Passage, ...]:
         """The ``count`` passages that match best, best first; fewer if fewer hold any word of the query."""
         words = self._tokenize(query, stopwords=_STOPWORDS, return_ids=False, show_progress=False)
         if not any(word in self._scores.vocab_dict for word in words[0]):
@@ -66,7 +66,7 @@ class CorpusIndex:
             words, k=min(count, len(self)), show_progress=False, backend_selection="numpy"
         )
         matches = [int(number) for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
-        lines = [self._passages[int(self._offsets[at]) : int(self._offsets[at + 1])] for at in matches]
+        lines = [self._passages[int(self._offsets[number]) : int(self._offsets[number + 1])] for number in matches]
         return tuple(Passage(title=title, text=text) for title, text in map(json.loads, lines))
 
 
@@ -94,14 +94,14 @@ def open_index(corpus: str, cache: str | None = None) -> CorpusIndex:
     ).hexdigest()
     folder = user_cache() / "search" if cache is None else Path(cache).expanduser()
     with _OPENING:
-        return _at(path, folder / f"{path.stem[:40]}-{key}")
+        return _opened(path, folder / f"{path.stem[:40]}-{key}")
 
 
 _OPENING = threading.Lock()  # one index is not built twice by one process
 
 
 @lru_cache(maxsize=4)
-def _at(corpus: Path, folder: Path) -> CorpusIndex:
+def _opened(corpus: Path, folder: Path) -> CorpusIndex:
     if not folder.is_dir():
         _build(corpus, folder)
     return CorpusIndex(folder)
@@ -111,31 +111,31 @@ def _build(corpus: Path, folder: Path) -> None:
     import bm25s
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".building-{uuid4().hex}")
+    temporary = folder.with_name(f".building-{uuid4().hex}")
     try:
-        aside.mkdir()
-        texts = _write_passages(corpus, aside)
+        temporary.mkdir()
+        texts = _write_passages(corpus, temporary)
         words = bm25s.tokenize(texts, stopwords=_STOPWORDS, show_progress=False)
         if not words.vocab:
             raise DataError(f"indexing the search corpus {corpus}: its {len(texts)} passages hold no word to search by")
         index = bm25s.BM25()
         index.index(words, show_progress=False)
-        index.save(aside, show_progress=False)
+        index.save(temporary, show_progress=False)
         try:
-            aside.rename(folder)
+            temporary.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was first, and its index is as good
                 raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_passages(corpus: Path, aside: Path) -> list[str]:
+def _write_passages(corpus: Path, temporary: Path) -> list[str]:
     """Write the passages and their offsets; returns the texts to index."""
     texts: list[str] = []
     offsets = [0]
     digests: set[bytes] = set()
-    with (aside / "passages.jsonl").open("wb") as file:
+    with (temporary / "passages.jsonl").open("wb") as file:
         for passage in _passages(corpus):
             line = json.dumps([passage.title, passage.text], ensure_ascii=False).encode("utf-8", "replace") + b"\n"
             digest = hashlib.blake2b(line, digest_size=16).digest()
@@ -145,14 +145,14 @@ def _write_passages(corpus: Path, aside: Path) -> list[str]:
                 texts.append(f"{passage.title}\n{passage.text}")
     if not texts:
         raise DataError(f"indexing the search corpus {corpus}: it is empty, wanted at least one passage")
-    np.save(aside / "offsets.npy", np.array(offsets, dtype=np.int64))
+    np.save(temporary / "offsets.npy", np.array(offsets, dtype=np.int64))
     return texts
 
 
 def _passages(corpus: Path) -> Iterator[Passage]:
     for number, row in enumerate(read_file(corpus), start=1):
-        inner = row.get("ctxs")
-        for passage in inner if isinstance(inner, list) else [row]:
+        contexts = row.get("ctxs")
+        for passage in contexts if isinstance(contexts, list) else [row]:
             text = passage.get("text", passage.get("contents")) if isinstance(passage, dict) else None
             if not isinstance(text, str):
                 columns = ", ".join(map(repr, passage)) if isinstance(passage, dict) else type(passage).__name__
@@ -190,7 +190,7 @@ class Search:
         Returns:
             The passages with their titles, best first.
         """
-        passages = self._index.best(query[:MAX_QUERY], self.passages)
+        passages = self._index.search(query[:MAX_QUERY], self.passages)
         if not passages:
             return f"No passage holds a word of {query[:80]!r}."
         return "\n\n".join(

@@ -85,7 +85,7 @@ class CheckpointSaver:
                     tokenizer=tokenizer,
                     stop_ids=stop_ids,
                     steps=step,
-                    beside=beside,
+                    extra_files=beside,
                 )
                 if adapter is not None:
                     write_adapter(folder / "adapter", policy, adapter)

@@ -179,7 +179,7 @@ class WarmStart:
             weights, architecture = in_main_memory(gathered_weights(learner)), learner.module.policy.config
             if ranks.rank() == 0:
                 tokenizer, stop_ids, beside = load_tokenizer(source), end_ids(source), processor_files(source)
-                write_policy(target, architecture, weights, tokenizer=tokenizer, stop_ids=stop_ids, beside=beside)
+                write_policy(target, architecture, weights, tokenizer=tokenizer, stop_ids=stop_ids, extra_files=beside)
             ranks.barrier()  # so that every rank finds the folder
         finally:
             close_deepspeed(learner)

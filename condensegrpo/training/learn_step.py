@@ -39,7 +39,7 @@ from condensegrpo.learner import ranks
 from condensegrpo.learner.engine import DeepSpeedEngine, Reference, measure_logprobs, optimizer_step
 from condensegrpo.learner.weights import adapters, gathered_weights
 from condensegrpo.metrics.credit import Credited, credit_metrics
-from condensegrpo.metrics.trajectories import multi_turn, summarise
+from condensegrpo.metrics.trajectories import mt_grpo_metrics, summarise
 from condensegrpo.storage.trajectories import Credit, CreditTerm, write_credit
 from condensegrpo.training.rollout import StepBatch, staleness_of
 
@@ -200,7 +200,7 @@ def step_metrics(
     ages = _over_ranks([staleness_of(scored.trajectory, step) for scored in batch.trajectories])
     return {
         **summarise(figures),
-        **multi_turn(figures),
+        **mt_grpo_metrics(figures),
         **credit_metrics(_over_ranks(rows)),
         **condenser_counts(counts, observer),
         "staleness": fmean(ages),

@@ -1,5 +1,4 @@
 """Pictures and the models that see them: decoding, the processor of a model's family, features and positions.
 
-It imports ``core`` and ``storage``; transformers, torch and Pillow only where a picture is used. Start with
-``processor.py``.
+It imports ``core``; transformers, torch and Pillow only where a picture is used. Start with ``processor.py``.
 """

@@ -1,4 +1,7 @@
-"""The features of pictures in a model, and their place: embeddings, and positions on three axes."""
+"""The features of pictures in a model, and their place: embeddings, and positions on three axes.
+
+Legend: F features of all pictures, P placeholders of a micro-batch, R rows of L tokens, H hidden size.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFeatures:
-    """The features that replace the embeddings of a picture's placeholders."""
+    """The features that replace the embeddings of pictures' placeholders."""
 
-    embeddings: Tensor  # (T, H) one for each placeholder
-    deepstack: tuple[Tensor, ...] = ()  # (T, H) each, added to the hidden states after the first layers (Qwen3-VL)
+    embeddings: Tensor  # (F, H)
+    deepstack: tuple[Tensor, ...] = ()  # (F, H) each, added to the hidden states after the first layers (Qwen3-VL)
 
 
 def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeatures:  # noqa: ANN401  transformers' classes are untyped
@@ -32,20 +35,20 @@ def picture_features(model: Any, pixels: Mapping[str, Tensor]) -> PictureFeature
     )
 
 
-def decoder_arguments(embeddings: Tensor, places: Tensor, levels: Sequence[Tensor]) -> dict[str, Any]:
+def decoder_arguments(embeddings: Tensor, indices: Tensor, levels: Sequence[Tensor]) -> dict[str, Any]:
     """The input of a model's decoder instead of token ids: embeddings, with features of pictures in place.
 
     Args:
         embeddings: (R, L, H) of all tokens.
-        places: (F,) int64, the indices of the placeholders among the R·L tokens.
-        levels: (F, H) each: what takes the place of their embeddings, then what is added after the first layers.
+        indices: (P,) int64, of the placeholders among the R·L tokens.
+        levels: (P, H) each: what takes the place of their embeddings, then what is added after the first layers.
     """
     features, *deepstack = (level.to(embeddings.dtype) for level in levels)
-    placed = embeddings.flatten(0, 1).index_copy(0, places, features).view_as(embeddings)
+    placed = embeddings.flatten(0, 1).index_copy(0, indices, features).view_as(embeddings)
     if not deepstack:
         return {"inputs_embeds": placed}
-    shown = torch.zeros(placed.shape[:2].numel(), dtype=torch.bool, device=places.device)
-    shown = shown.index_fill(0, places, value=True).view(placed.shape[:2])
+    shown = torch.zeros(placed.shape[:2].numel(), dtype=torch.bool, device=indices.device)
+    shown = shown.index_fill(0, indices, value=True).view(placed.shape[:2])
     return {"inputs_embeds": placed, "visual_pos_masks": shown, "deepstack_visual_embeds": deepstack}
 
 

@@ -19,8 +19,8 @@ TYPES = {  # by the first bytes of a file
     b"GIF8": "image/gif",
     b"BM": "image/bmp",
 }
-MOST_BYTES = 64 * 2**20
-MOST_PIXELS = 50_000_000  # a screen of 8k has 33 million; checked before a pixel is decoded
+MAX_BYTES = 64 * 2**20
+MAX_PIXELS = 50_000_000  # a screen of 8k has 33 million; checked before a pixel is decoded
 
 
 def part_of_file(data: bytes, doing: str) -> MediaPart:
@@ -61,22 +61,22 @@ def open_picture(data: bytes, name: str) -> "Image":
     from PIL import Image, ImageOps
 
     doing = f"opening the picture {name}"
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{doing}: it has {len(data):,} bytes, at most {MOST_BYTES:,} are read. Scale it down.")
+    if len(data) > MAX_BYTES:
+        raise DataError(f"{doing}: it has {len(data):,} bytes, at most {MAX_BYTES:,} are read. Scale it down.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             picture = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = picture.size
-        if width * height > MOST_PIXELS:
+        if width * height > MAX_PIXELS:
             raise DataError(
-                f"{doing}: it has {width} × {height} pixels, at most {MOST_PIXELS:,} are decoded. Scale it down."
+                f"{doing}: it has {width} × {height} pixels, at most {MAX_PIXELS:,} are decoded. Scale it down."
             )
         if getattr(picture, "is_animated", False):  # only some formats have the attribute
             raise DataError(f"{doing}: it is animated. Show its frames as single pictures.")
         return ImageOps.exif_transpose(picture).convert("RGB")
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"{doing}: {error} At most {MOST_PIXELS:,} pixels are decoded. Scale it down.") from error
+        raise DataError(f"{doing}: {error} At most {MAX_PIXELS:,} pixels are decoded. Scale it down.") from error
     except (OSError, SyntaxError, ValueError, EOFError, ArithmeticError, LookupError) as error:
         raise DataError(
             f"{doing}: {type(error).__name__}: {error}. Wanted a whole file of one of the formats {', '.join(FORMATS)}."

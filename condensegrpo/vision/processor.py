@@ -36,11 +36,11 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family."""
+    """A family of models that see: how a picture is prepared, and written in a prompt."""
 
     model_types: tuple[str, ...]
-    prepare: Callable[[Any, "Image"], Prepared]  # image processor of transformers, picture in RGB
-    expand: Callable[["PretrainedConfig", str, tuple[int, int]], str]  # model's config, placeholder token, grid → text
+    prepare: Callable[[Any, "Image"], Prepared]  # (image processor of transformers, picture in RGB)
+    expand: Callable[["PretrainedConfig", str, tuple[int, int]], str]  # (config, placeholder token, grid) → text
     three_axes: bool = False  # positions have three axes: time, row and column
     joined_along: int = 0  # the dimension of pixels along which the tower takes several pictures at once
 

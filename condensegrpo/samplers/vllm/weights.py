@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from condensegrpo.core.errors import SamplerError
+from condensegrpo.learner.lora_targets import adapted_layers
 from condensegrpo.learner.model_folder import auto_class
 from condensegrpo.learner.settings import ALL_LINEAR, LoraSettings
-from condensegrpo.learner.targets import adapted_layers
 from condensegrpo.samplers.checks import UpdateCheck
 from condensegrpo.samplers.vllm.settings import ADAPTERS
 from condensegrpo.vision.processor import family_of
