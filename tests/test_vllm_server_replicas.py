@@ -336,9 +336,9 @@ def pools_of_two_ranks(server: StandIn, loop: BackgroundLoop, weights: WeightsLa
     async def opened() -> None:
         opening = (pool.open([(server.url, None)]) for pool in pools)
         await asyncio.gather(*opening)
-        await pools[0].watch(0.1)
 
     loop.run(opened())
+    loop.submit(pools[0].watch(0.1))
     try:
         yield pools
     finally:

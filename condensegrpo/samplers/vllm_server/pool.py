@@ -89,7 +89,7 @@ class Replica:
 
     def fail(self, reason: object) -> None:
         """Drop it after no reply or one from wrong weights, until it answers and has the current ones."""
-        if self.description is not None:
+        if self.description is not None and self in self.pool.replicas:  # else it has left
             _LOG.warning("the vLLM server %s failed: %s; it is dropped until it answers", self.url, reason)
             self.join("is gone")
 
@@ -218,7 +218,6 @@ class ReplicaPool:
     replicas: tuple[Replica, ...] = field(default=(), init=False)
     _home: dict[str, Replica] = field(default_factory=dict, init=False)  # of each trajectory since the last weights
     _update: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _watch: "asyncio.Task[None] | None" = field(default=None, init=False)
 
     async def open(self, servers: Iterable[tuple[str, ServerProcess | None]]) -> None:
         """Start servers that have a process and connect to all; raises the error of the first that fails."""
@@ -250,15 +249,11 @@ class ReplicaPool:
                     await replica.close()
 
     async def watch(self, seconds: float = WATCH_SECONDS) -> None:
-        """Look after the servers from now on: one that no request of this rank goes to may be lost to the others."""
-
-        async def look() -> None:
-            while True:
-                await asyncio.sleep(seconds)
-                async with self._update:
-                    await self.running()
-
-        self._watch = asyncio.create_task(look())
+        """Look after the servers for ever: one that no request of this rank goes to may be lost to the others."""
+        while True:
+            await asyncio.sleep(seconds)
+            async with self._update:
+                await self.running()
 
     @property
     def room(self) -> int | None:
@@ -304,8 +299,6 @@ class ReplicaPool:
 
     async def close(self) -> None:
         """End the processes that the sampler started and all connections. May be called twice."""
-        if self._watch is not None:
-            self._watch.cancel()
         replicas, self.replicas = self.replicas, ()
         await asyncio.gather(*(replica.close() for replica in replicas))
 

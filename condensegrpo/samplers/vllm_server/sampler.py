@@ -154,7 +154,7 @@ class VllmServerSampler(_Servers):
             self.takes_adapters = self._lora is not None
             self._publisher = self._open_publisher(server, DTYPES[dtype])
             if self._shared and rank() == 0 and isinstance(self._publisher, FolderPublisher):
-                self._loop.run(self._pool.watch())
+                self._loop.submit(self._pool.watch())
         except BaseException:
             self.close()
             raise
