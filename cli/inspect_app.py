@@ -100,7 +100,6 @@ class InspectorApp(App[None]):
         self,
         selection: Selection,
         *,
-        record: IndexedTrajectory | None = None,
         turn: int = 0,
         first: Listing | Literal["worse"] | None = None,
     ) -> None:
@@ -108,7 +107,6 @@ class InspectorApp(App[None]):
 
         Args:
             selection: what is shown.
-            record: the trajectory that is shown first; None: the first of a group with a signal.
             turn: of the trajectory that is shown first.
             first: what is listed first, ``worse`` for the problems that got worse; None: the groups.
         """
@@ -120,7 +118,7 @@ class InspectorApp(App[None]):
         self.batches: tuple[TrajectoryBatch, ...] = ()  # that were read, for the curves at the top
         self.note = ""  # how much was read
         self.drawn = selection.batch  # whose groups were listed last
-        self._record, self._turn, self._first = record, turn, first
+        self._turn, self._first = turn, first
 
     @property
     def listing(self) -> Listing | None:
@@ -149,7 +147,7 @@ class InspectorApp(App[None]):
     def on_mount(self) -> None:
         """Show the batch that was opened; the rest is read in a thread."""
         self.title = "condensegrpo inspect"
-        self.show_groups(self._record, self._turn)
+        self.show_groups(self.selection.opened.record, self._turn)
         self.query_one("#list").focus()
         self.set_interval(POLL_SECONDS, self._poll)
         self.in_thread("read", lambda: self._read_all(self._first))
@@ -492,10 +490,8 @@ def run(
         choice: names the trajectory of the file to begin with, or its group.
         first: what is listed first; None: the groups.
     """
-    selection, record = Selection(index, file), None
-    if choice.is_named:
-        record = choice.named(selection.batch.records())[0]
+    record = choice.named(index.batch(file).records())[0] if choice.is_named else None
     if isinstance(first, Listing):
         fields_in(first.where, first.sort, index.field_names())
         first = first._replace(first=record)
-    InspectorApp(selection, record=record, turn=turn, first=first).run()
+    InspectorApp(Selection(index, file, record), turn=turn, first=first).run()

@@ -6,7 +6,7 @@ It knows nothing of the screen: what may take long can run in a thread.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -127,15 +127,16 @@ class Selection:
 
     index: Index
     file: Path
+    record: InitVar[IndexedTrajectory | None] = None  # is opened first; None: the first of a group with a signal
     batch: TrajectoryBatch = field(init=False)
     groups: list[Group] = field(init=False)  # of the batch, as many as are listed
     opened: OpenedTrajectory = field(init=False)
     group: Group = field(init=False)  # of the trajectory that is opened
     turn: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, record: IndexedTrajectory | None) -> None:
         self.go_to(self.file)
-        self._open(self.first)
+        self._open(record or self.first)
 
     @property
     def first(self) -> IndexedTrajectory:

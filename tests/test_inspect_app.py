@@ -371,10 +371,11 @@ def test_every_key_is_explained(screens: Screens) -> None:
 def test_a_condition_and_a_trajectory_can_be_shown_first(run: RunFolder) -> None:
     selection = Selection(Index(run.path), run.trajectories(1))
     record = selection.groups[1].siblings[1]
+    selection.show(record)
     wrong = Listing("wrong", "correct == 0", None, (), run.trajectories(1), record)
 
     async def scenario() -> tuple[str, str, int]:
-        app = InspectorApp(selection, record=record, first=wrong)
+        app = InspectorApp(selection, first=wrong)
         async with app.run_test(size=(60, 20)) as pilot:  # as narrow as a terminal may be
             await app.workers.wait_for_complete()
             await pilot.pause()

@@ -18,9 +18,9 @@ async def draw(run: Path, trajectory: str, turn: int, file: Path) -> None:
     """Open the run at the trajectory, and its tab Full."""
     index = Index(run)
     index.update()
-    selection = Selection(index, choose(run, step_of(trajectory, None)))
-    record = next(record for record in selection.batch.records() if record.id == trajectory)
-    app = InspectorApp(selection, record=record, turn=turn)
+    chosen = choose(run, step_of(trajectory, None))
+    record = next(record for record in index.batch(chosen).records() if record.id == trajectory)
+    app = InspectorApp(Selection(index, chosen, record), turn=turn)
     async with app.run_test(size=(150, 40)) as pilot:
         await app.workers.wait_for_complete()
         await pilot.press("2")
