@@ -424,7 +424,7 @@ def test_a_run_measures_and_pays_what_contexts_know_and_the_commands_tell_it(mod
 
     sampler, components = TransformersSampler(str(model)), build_components(made)
     probe = AnswerProbe(
-        model=sampler, renderer=renderer_for(components, str(model)), form="<answer> {answer} </answer>"
+        sampler=sampler, renderer=renderer_for(components, str(model)), form="<answer> {answer} </answer>"
     )
     problems = {problem.id: problem for problem in components.problems("train")}
     last = next(one.trajectory for one in reversed(found) if information_changes(one.trajectory))
