@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.policy import in_use, model_of
@@ -12,7 +12,7 @@ from condensegrpo.config.load import longest_request
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.use import NO_OBJECTS, Objects, SamplerUse, is_factory
 from condensegrpo.core.condenser import UnitScorer
-from condensegrpo.core.defaults import overrides
+from condensegrpo.core.defaults import overrides, with_defaults
 from condensegrpo.core.errors import ConfigError, SamplerError
 from condensegrpo.core.failures import at_definition, plugin_code
 from condensegrpo.core.observer import Observer
@@ -59,7 +59,7 @@ def open_sampler(
     media: MediaFolder | None = None,
     observer: Observer | None = None,
 ) -> Sampler:
-    """The sampler, with the weights of a model folder. A sampler among ``objects`` stays as it is.
+    """The sampler, with the weights of a model folder, or one among ``objects``, with the defaults of ``Sampler``.
 
     Args:
         lora: of the adapters that train beside the weights.
@@ -68,14 +68,14 @@ def open_sampler(
     """
     progress = partial((observer or Observer()).phase, total=None)
     supplied = _sampler_arguments(config, model_path, lora, media) | {"progress": progress}
-    sampler = config.sampler.build(objects, **supplied)
+    sampler: object = config.sampler.build(objects, **supplied)
     if not isinstance(version := getattr(sampler, "version", None), int):
         raise ConfigError(
             f"setting up the sampler {config.sampler.name}: its version is {version!r:.80}, wanted the number of the "
             f"optimiser step whose weights it has, at first 0{at_definition(type(sampler))}; see "
             f"docs/reference/protocols.md."
         )
-    return cast(Sampler, sampler)
+    return with_defaults(sampler, Sampler)
 
 
 def close_sampler(sampler: Sampler, observer: Observer) -> None:

@@ -27,7 +27,6 @@ from condensegrpo.algorithms.objective import (
 )
 from condensegrpo.algorithms.packing import PackedBatch
 from condensegrpo.algorithms.settings import Aggregation, AggregationSettings, SourceCredit, StopSettings
-from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import LearnerError, PluginError
 from condensegrpo.core.failures import PluginFailure, plugin_code
 from condensegrpo.core.observer import Observer
@@ -306,4 +305,4 @@ def packed(learner: DeepSpeedEngine, rows: Sequence[Segment], *, max_tokens: int
 
 def sampled_weights(sampler: Sampler, learner: DeepSpeedEngine) -> NamedTensors:
     """What a sampler gets of the learner's weights: adapters alone where it computes them, else all, merged."""
-    return adapters(learner) if with_defaults(sampler, Sampler).takes_adapters else gathered_weights(learner)
+    return adapters(learner) if sampler.takes_adapters else gathered_weights(learner)

@@ -22,7 +22,6 @@ from condensegrpo.assembly.open_learner import open_learner
 from condensegrpo.assembly.runtime import open_sampler
 from condensegrpo.config.load import validate
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.protocols.sampler import Sampler
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
@@ -139,7 +138,7 @@ def parity_trial(config: RunConfig, folder: RunFolder) -> ParityTrial:
         before = _compared(learner, sampler, prompts)
         rows = _samples(sampler, prompts, temperature=1.0)
         batches = learner.module.pack(rows, max_tokens=MICRO_BATCH)
-        with_defaults(sampler, Sampler).sleep(keep_weights=False)
+        sampler.sleep(keep_weights=False)
         old_T = torch.cat(measure_logprobs(learner, batches))
         optimizer_step(learner, batches, PerToken(supervised))
         new_T = torch.cat(measure_logprobs(learner, batches))

@@ -24,7 +24,6 @@ from condensegrpo.assembly.workers import GroupPlayer, RolloutPlayers
 from condensegrpo.config.load import plugin_files
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.core.background_loop import Watch
-from condensegrpo.core.defaults import with_defaults
 from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
@@ -148,7 +147,6 @@ def run_training(
 def _let_sleep(sampler: Sampler, name: str, observer: Observer) -> None:
     """Let a new sampler sleep if it can: opening the learner takes memory. It gets the learner's weights afterwards."""
     with plugin_code(f"opening the sampler {name}", SamplerError):
-        sampler = with_defaults(sampler, Sampler)
         if chosen := sampler.describe():
             observer.notice(str(chosen))
         sampler.sleep(keep_weights=False)
@@ -306,7 +304,7 @@ def _step(run: _Run, step: int, failing: FailureWatch, *, first: bool) -> dict[s
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
     if run.prefetcher.idle:
         with plugin_code("letting the sampler sleep", SamplerError):
-            with_defaults(run.sampler, Sampler).sleep(keep_weights=not update_follows)
+            run.sampler.sleep(keep_weights=not update_follows)
     sampled = time.monotonic()
     credit, statistics = _learn(run, step, batch, first=first)
     learned = time.monotonic()
