@@ -13,7 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from condensegrpo.algorithms.segments import check
+from condensegrpo.algorithms.segments import broken_invariants
 from condensegrpo.cli.inspect_selection import Choice, Listing, export_page
 from condensegrpo.cli.options import AsJson, check_one_of
 from condensegrpo.core.errors import ConfigError, DataError, TrajectoryFileError
@@ -312,7 +312,10 @@ def breaches(read: Sequence[ScoredTrajectory], credit: Mapping[str, Credit] | No
     """The breaches of invariants in the trajectories of a step and their credit, if it has any."""
     broken: list[str] = []
     for scored in read:
-        broken += [f"{scored.trajectory.id}: {breach}" for breach in (*check(scored.trajectory), *_of_score(scored))]
+        broken += [
+            f"{scored.trajectory.id}: {breach}"
+            for breach in (*broken_invariants(scored.trajectory), *_of_score(scored))
+        ]
     broken += _of_groups(read)
     broken += _of_credit(read, credit) if credit is not None else ()
     return tuple(broken)

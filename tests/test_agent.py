@@ -25,7 +25,7 @@ from recipe_world import make_model
 from talk import agent, all_tasks_end, engine, play_one, shown, spelled
 from talk import said as said_ids
 
-from condensegrpo.algorithms.segments import check, segments
+from condensegrpo.algorithms.segments import broken_invariants, segments
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.options import check_plugin
 from condensegrpo.core.plugins import load_plugin
@@ -734,7 +734,7 @@ def test_branches_show_exactly_their_messages_and_every_sampled_token_is_trained
         + "<|im_start|>assistant\n"
         for messages in requests
     )
-    assert check(trajectory) == ()
+    assert broken_invariants(trajectory) == ()
     made = segments(trajectory, advantage_K=[1.0] * 9, weight_K=[1.0] * 9)
     trained = [tuple(row.token_ids[index] for index in turn.positions) for row in made for turn in row.turns]
     assert trained == [turn.output_ids for turn in trajectory.turns]

@@ -85,7 +85,7 @@ def test_an_episode_ends_with_the_first_draft_that_is_probable_enough() -> None:
     last = one.turns[-1]
     assert shown(last.prompt_ids).endswith("seen 2<|im_end|>\n<|im_start|>assistant\n<answer>")
     assert (shown(last.output_ids), last.reply.content) == (" 7 </answer>", "<answer> 7 </answer>")
-    assert segments.check(one) == ()
+    assert segments.broken_invariants(one) == ()
 
 
 def test_the_draft_that_is_taken_is_trained_and_what_opens_it_is_not() -> None:
@@ -140,7 +140,7 @@ def test_a_draft_behind_a_condensed_prompt_is_declared_with_its_length() -> None
     declared = one.turns[-1].condensation
     assert declared is not None
     assert declared.tokens_after == len(one.turns[-1].prompt_ids)
-    assert segments.check(one) == ()
+    assert segments.broken_invariants(one) == ()
 
 
 def test_the_draft_counts_as_a_reply() -> None:

@@ -111,7 +111,7 @@ def test_the_full_history_grows_by_ids_into_one_row() -> None:
     assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (StopReason.ANSWERED, "5", 6)
     assert [turn.condensation for turn in trajectory.turns] == [None] * 6
     assert len(rows(trajectory)) == 1
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_retokenisation_never_changes_what_was_sampled() -> None:
@@ -144,7 +144,7 @@ def test_every_prompt_continues_or_is_declared(
         max_context_tokens=budget,
     )
     trajectory = play(parts)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
     assert all(len(turn.prompt_ids) <= budget for turn in trajectory.turns)
     assert all(
         turn.prompt_ids[:30] == trajectory.turns[0].prompt_ids[:30] for turn in trajectory.turns
@@ -171,7 +171,7 @@ def test_a_dropped_unit_is_declared_with_what_it_cost() -> None:
     assert third.condensation.tokens_before == len(third.prompt_ids) + third.condensation.spans[0].tokens
     assert trajectory.turns[1].condensation is None  # one unit, which is kept: nothing to declare
     assert len(rows(trajectory)) == 5
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 @dataclass
@@ -195,7 +195,7 @@ def test_a_condenser_sees_raw_units_and_never_its_own_work() -> None:
     assert all("[short" not in message.content for history in condenser.histories for message in history.messages)
     assert {len(turn.prompt_ids) for turn in trajectory.turns[1:]} == {len(trajectory.turns[1].prompt_ids)}
     assert trajectory.turns[4].context[-1].content == "[short of hello]"
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_over_budget_asks_the_condenser_only_when_it_must() -> None:
@@ -212,7 +212,7 @@ def test_over_budget_asks_the_condenser_only_when_it_must() -> None:
     assert fourth is not None
     assert fourth.tokens_before == sizes[4]
     assert trajectory.turns[4].context[-1].content == "[short of hello 3]"
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_what_was_condensed_once_continues_by_ids_until_the_next_time() -> None:
@@ -224,7 +224,7 @@ def test_what_was_condensed_once_continues_by_ids_until_the_next_time() -> None:
     assert declared.count(True) >= 1
     place = declared.index(True)
     assert declared[place + 1] is False  # the condensed prompt is continued, not condensed anew
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def grown_sizes() -> list[int]:
@@ -245,7 +245,7 @@ def test_a_share_of_the_budget_triggers_the_condenser_before_it_is_full() -> Non
     assert declared(trajectory)[0] == 3
     assert [len(turn.prompt_ids) for turn in trajectory.turns[:3]] == sizes[:3]
     assert all(len(turn.prompt_ids) <= sizes[2] for turn in trajectory.turns)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_condensed_prompt_leaves_the_room_that_it_is_told_to() -> None:
@@ -301,10 +301,10 @@ def test_thinking_that_the_template_strips_is_declared_as_its_doing() -> None:
     assert "well" not in shown(second.prompt_ids)
     assert [(span.first, span.last, span.status) for span in second.condensation.spans] == [(0, 0, SpanStatus.KEPT)]
     assert len(rows(trajectory)) == 3
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
     same = play(engine(sampler, template=FORGETS_THINKING, max_turns=3))
     assert [turn.prompt_ids for turn in same.turns] == [turn.prompt_ids for turn in trajectory.turns]
-    assert segments.check(same) == ()
+    assert segments.broken_invariants(same) == ()
 
 
 def test_a_rewritten_prompt_shows_kept_replies_by_the_ids_that_were_sampled() -> None:
@@ -318,7 +318,7 @@ def test_a_rewritten_prompt_shows_kept_replies_by_the_ids_that_were_sampled() ->
     reply = spelled(words)
     starts = range(len(rewritten.prompt_ids) - len(reply) + 1)
     assert any(list(rewritten.prompt_ids[at : at + len(reply)]) == reply for at in starts)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_the_rendering_of_a_turn_does_not_grow_with_the_history() -> None:
@@ -567,7 +567,7 @@ def test_a_cut_answer_is_no_answer() -> None:
 def test_a_reply_that_the_environment_cannot_read_is_a_format_stop() -> None:
     trajectory = play(engine(ScriptedSampler([said("hello"), said("gibberish")])))
     assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (StopReason.FORMAT, None, 2)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 class Broken(Counting):
@@ -601,7 +601,7 @@ def test_an_environment_that_fails_keeps_the_turns_sampled_before(where: str, tu
     shown = trajectory.detail.partition(" (tests/test_episode.py:")[0]
     assert (trajectory.stop, len(trajectory.turns), shown) == (StopReason.ENVIRONMENT_ERROR, turns, detail)
     assert where != "hang" or (trajectory.turns[1].tool_seconds or 0) >= 0.01  # of real time
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_an_environment_that_cannot_be_made_is_data_too() -> None:
@@ -682,7 +682,7 @@ def test_a_tool_call_goes_to_the_tools_and_not_to_the_environment() -> None:
     assert (call.tool_attempts, call.tool_successes, call.turn_rewards) == (1, 1, {})
     assert (trajectory.answer, worlds[0].replies) == ("5", ["answer 5"])
     assert answer.condensation is None
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_malformed_tool_call_is_an_observation_and_the_episode_goes_on() -> None:
@@ -692,7 +692,7 @@ def test_a_malformed_tool_call_is_an_observation_and_the_episode_goes_on() -> No
     assert (trajectory.stop, len(trajectory.turns)) == (StopReason.ANSWERED, 2)
     call = trajectory.turns[0]
     assert (call.tool_attempts, call.tool_successes, call.turn_rewards) == (1, 0, {})
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_model_without_a_tool_template_hears_of_its_tools() -> None:
@@ -702,7 +702,7 @@ def test_a_model_without_a_tool_template_hears_of_its_tools() -> None:
     assert system.content.startswith("be brief\n\nYou can use tools.")
     assert '"name": "add"' in shown(trajectory.turns[0].prompt_ids)
     assert trajectory.turns[1].context[0] == system
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
     assert play(engine(ScriptedSampler([said("answer 5")]))).turns[0].context[0].content == "be brief"
 
 
@@ -807,7 +807,7 @@ def test_control_tokens_in_an_observation_are_text() -> None:
     trajectory = play(engine(ScriptedSampler([said("hello"), said("answer 2")])), environment=Hostile)
     ends = [turn.prompt_ids.count(END) for turn in trajectory.turns]
     assert ends == [2, 4]  # system and question; then the reply and one observation
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 # --- randomness -------------------------------------------------------------------------------------------------------

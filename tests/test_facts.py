@@ -335,7 +335,7 @@ def test_with_the_full_history_one_turn_a_page_and_one_for_the_answer_are_enough
     task = FactsTask(pages=PAGES, eval_problems=8)
     episodes = played(task, Full(), max_turns=7)
     assert all(solved(task, episodes))
-    assert all(segments.check(one) == () for one in episodes)
+    assert all(segments.broken_invariants(one) == () for one in episodes)
 
 
 def test_a_fact_that_was_dropped_is_in_no_later_context_and_cannot_be_answered() -> None:

@@ -281,7 +281,7 @@ def test_a_model_and_an_environment_give_the_same_trajectories_in_any_company(mo
     problems = [problem(number) for number in range(3)]
     groups = roll(parts, problems, samples=4)
     flat = [one for group in groups for one in group]
-    assert [segments.check(one) for one in flat] == [()] * 12
+    assert [segments.broken_invariants(one) for one in flat] == [()] * 12
     assert {one.stop for one in flat} <= {StopReason.TURN_LIMIT, StopReason.OUTPUT_LENGTH}
     assert sum(len(one.turns) == 5 for one in flat) >= 3
     again = [one for group in roll(parts, problems[::-1], samples=2) for one in group]
@@ -320,7 +320,7 @@ def test_a_perfect_agent_solves_the_ledger_with_a_context_of_one_turn() -> None:
 
     for (one,), posed in zip(asyncio.run(run()), task.problems("eval"), strict=True):
         assert (one.stop, one.answer) == (StopReason.ANSWERED, posed.answer)
-        assert segments.check(one) == ()
+        assert segments.broken_invariants(one) == ()
         assert len({len(turn.context) for turn in one.turns[1:]}) == 1  # however long the episode
 
 

@@ -17,7 +17,7 @@ from memory_questions import write_memory_questions
 from recipe_world import write
 from talk import said, save_model, tokenizer
 
-from condensegrpo.algorithms.segments import check
+from condensegrpo.algorithms.segments import broken_invariants
 from condensegrpo.assembly.build import build, build_components
 from condensegrpo.assembly.runtime import trajectory_engine
 from condensegrpo.config.load import find_config, named_config, shipped
@@ -378,7 +378,7 @@ def test_the_turns_of_a_method_see_what_its_paper_describes(world: Path, method:
     case = CASES[method]
     one = played(recipe(method, world), case.replies)
     assert one.stop is StopReason.ANSWERED
-    assert check(one) == ()
+    assert broken_invariants(one) == ()
     assert tuple(number for number, turn in enumerate(one.turns) if turn.kind == "condense") == case.written
     pinned = one.turns[0].context
     assert [message.role for message in pinned] == ["system", "user"]

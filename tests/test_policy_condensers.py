@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from talk import Counting, problem, tokenizer
 
-from condensegrpo.algorithms.segments import check
+from condensegrpo.algorithms.segments import broken_invariants
 from condensegrpo.core.condenser import Condenser
 from condensegrpo.core.messages import without_meter
 from condensegrpo.core.trajectory import SpanStatus, StopReason, Trajectory
@@ -248,7 +248,7 @@ def test_after_a_summary_notes_are_shown_behind_it(tmp_path: Path) -> None:
     one = played(both, call("memory_write", **WRITE[1]), LONG, call("compact"), "look 4")
     assert view(one, 4) == [SUMMARY, call("compact")]
     assert one.turns[4].context[-1].text.endswith("[Your notes]\nBen: 12")
-    assert check(one) == ()
+    assert broken_invariants(one) == ()
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_the_declared_spans_match_what_was_shown(which: int, replies: list[str],
         numbered = [f"{number} {reply}" for number, reply in enumerate(replies)]
         one = played(condenser, *numbered, max_context_tokens=tokens)
     assert one.stop in (StopReason.ANSWERED, StopReason.CONTEXT_OVERFLOW), one.detail
-    assert check(one) == ()
+    assert broken_invariants(one) == ()
     assert all(len(turn.prompt_ids) <= tokens for turn in one.turns)
     for index, turn in enumerate(one.turns):
         if index == 0:

@@ -26,7 +26,7 @@ from test_agent import UP, ask, assistant, call, counts, listening, numbered, us
 from test_agent import said as said_by
 from test_openai_sampler import exact
 
-from condensegrpo.algorithms.segments import check
+from condensegrpo.algorithms.segments import broken_invariants
 from condensegrpo.cli.serve import _recorded
 from condensegrpo.condensers.whole_units import LastK
 from condensegrpo.config.load import find_config, load_config
@@ -158,7 +158,7 @@ def test_an_agent_holds_a_conversation_of_30_turns_that_exceeds_the_budget_four_
         assert len(raw) > 4 * BUDGET
         assert (trajectory.stop, trajectory.answer, len(trajectory.turns)) == (StopReason.ANSWERED, "done", 31)
         assert trajectory.max_context_tokens <= BUDGET
-        assert check(trajectory) == ()
+        assert broken_invariants(trajectory) == ()
         assert all(turn.logprobs == (-0.25,) * len(turn.output_ids) for turn in trajectory.turns)
         condensed = [turn.condensation.condenser for turn in trajectory.turns if turn.condensation is not None]
         assert len(condensed) > 3
@@ -311,7 +311,7 @@ def test_bad_requests_and_a_stream_that_is_cut_cost_a_session_nothing(path: str)
         assert body.get("type") == ("error" if path == "messages" else None)
     assert [turn.reply.text for turn in trajectory.turns] == ["reply 0", "reply 1", "reply 2"]
     assert [turn.condensation for turn in trajectory.turns] == [None] * 3
-    assert check(trajectory) == ()
+    assert broken_invariants(trajectory) == ()
 
 
 def test_a_request_belongs_to_the_conversation_that_it_continues() -> None:
@@ -578,7 +578,7 @@ def test_a_reply_that_was_cut_off_reaches_the_agent_and_the_session_goes_on() ->
 
     (trajectory,) = asyncio.run(scenario())
     assert [turn.condensation for turn in trajectory.turns] == [None, None]
-    assert check(trajectory) == ()
+    assert broken_invariants(trajectory) == ()
 
 
 def test_an_idle_session_is_written_and_closed() -> None:

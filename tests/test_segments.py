@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_columns import columns, places_of, trained_tokens
 
-from condensegrpo.algorithms.segments import check, segments
+from condensegrpo.algorithms.segments import broken_invariants, segments
 from condensegrpo.core.errors import PrefixBroken
 from condensegrpo.core.messages import Message
 from condensegrpo.core.trajectory import (
@@ -245,31 +245,31 @@ def test_two_rows_in_a_row_could_not_have_been_one(one: Trajectory) -> None:
 @settings(max_examples=50)
 @given(episodes())
 def test_whatever_segments_accepts_is_found_in_order(one: Trajectory) -> None:
-    assert check(one) == ()
+    assert broken_invariants(one) == ()
 
 
 def test_check_finds_nothing_wrong_with_a_condensed_trajectory() -> None:
-    assert check(trajectory(*CONTINUING, CONDENSED, stop=StopReason.ANSWERED, answer="7")) == ()
+    assert broken_invariants(trajectory(*CONTINUING, CONDENSED, stop=StopReason.ANSWERED, answer="7")) == ()
 
 
 def test_check_finds_an_undeclared_rewrite() -> None:
-    (breach,) = check(trajectory(CONTINUING[0], turn([1, 2, 99], [11])))
+    (breach,) = broken_invariants(trajectory(CONTINUING[0], turn([1, 2, 99], [11])))
     assert breach.startswith("turn 1 does not continue turn 0: at token 2 the prompt holds 99")
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf, 0.01])
 def test_check_finds_a_log_probability_that_is_none(value: float) -> None:
-    (breach,) = check(trajectory(replace(turn([1], [2, 3]), logprobs=(-0.1, value))))
+    (breach,) = broken_invariants(trajectory(replace(turn([1], [2, 3]), logprobs=(-0.1, value))))
     assert breach.startswith(f"turn 0: the log-probability of output token 1 is {value}")
 
 
 def test_check_allows_a_log_probability_rounded_above_zero() -> None:
-    assert check(trajectory(replace(turn([1], [2]), logprobs=(5e-5,)))) == ()
+    assert broken_invariants(trajectory(replace(turn([1], [2]), logprobs=(5e-5,)))) == ()
 
 
 @pytest.mark.parametrize("units", [(), (0,), (1, 0), (0, 0, 1), (0, 1, 2)])
 def test_check_finds_units_that_a_condensation_lost_doubled_or_disordered(units: tuple[int, ...]) -> None:
-    (breach,) = check(trajectory(*CONTINUING, replace(CONDENSED, condensation=declared(2, *units))))
+    (breach,) = broken_invariants(trajectory(*CONTINUING, replace(CONDENSED, condensation=declared(2, *units))))
     assert breach == (
         f"turn 2: the condensation by 'last_k' accounts for the units {[(unit, unit, 1) for unit in units]} (first "
         f"turn, last turn, how many), wanted every earlier one once and in order: [0, 1]"
@@ -278,26 +278,28 @@ def test_check_finds_units_that_a_condensation_lost_doubled_or_disordered(units:
 
 def test_check_finds_a_run_that_claims_units_it_does_not_have() -> None:
     run = replace(declared(2, 0).spans[0], last=2, units=2)  # the units 0 and 1 are of the turns 0 and 1
-    (breach,) = check(trajectory(*CONTINUING, replace(CONDENSED, condensation=replace(declared(2), spans=(run,)))))
+    (breach,) = broken_invariants(
+        trajectory(*CONTINUING, replace(CONDENSED, condensation=replace(declared(2), spans=(run,))))
+    )
     assert "accounts for the units [(0, 2, 2)]" in breach
 
 
 def test_check_counts_condense_turns_as_no_unit() -> None:
     summary = replace(turn([1, 2, 10, 20], [30]), kind="condense")
-    assert check(trajectory(CONTINUING[0], summary, turn([1, 30], [12], condensed=declared(2, 0)))) == ()
+    assert broken_invariants(trajectory(CONTINUING[0], summary, turn([1, 30], [12], condensed=declared(2, 0)))) == ()
 
 
 def test_check_finds_a_wrong_token_count() -> None:
-    (breach,) = check(trajectory(*CONTINUING, replace(CONDENSED, condensation=declared(5, 0, 1))))
+    (breach,) = broken_invariants(trajectory(*CONTINUING, replace(CONDENSED, condensation=declared(5, 0, 1))))
     assert breach == "turn 2: the condensation by 'last_k' claims 5 tokens after it, the prompt has 2"
 
 
 @pytest.mark.parametrize(("stop", "answer"), [(StopReason.ANSWERED, None), (StopReason.TURN_LIMIT, "7")])
 def test_check_finds_an_answer_at_odds_with_the_stop(stop: StopReason, answer: str | None) -> None:
-    (breach,) = check(trajectory(*CONTINUING, stop=stop, answer=answer))
+    (breach,) = broken_invariants(trajectory(*CONTINUING, stop=stop, answer=answer))
     assert breach.startswith(f"the trajectory stopped as {stop.value!r} with the answer {answer!r}")
 
 
 def test_check_lists_every_breach() -> None:
     broken = replace(turn([5], [6], condensed=declared(3)), logprobs=(math.nan,))
-    assert len(check(trajectory(CONTINUING[0], broken, stop=StopReason.ANSWERED))) == 4
+    assert len(broken_invariants(trajectory(CONTINUING[0], broken, stop=StopReason.ANSWERED))) == 4

@@ -110,7 +110,7 @@ def rows(trajectory: Trajectory) -> tuple[segments.Segment, ...]:
 def test_the_policy_writes_a_summary_in_a_turn_of_its_own(template: str) -> None:
     trajectory = condensed(talker(summing), template)
     assert (trajectory.stop, trajectory.answer, kinds(trajectory)) == (StopReason.ANSWERED, "5", "aaaacaca")
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
     place = kinds(trajectory).index("c")
     before, written, after = trajectory.turns[place - 1 : place + 2]
     assert written.context[-1].content == f"seen {place}\n\n{ASK}"  # one user message, not two in a row
@@ -178,7 +178,7 @@ def test_the_last_summary_stands_until_a_new_one_replaces_it(template: str) -> N
     for number, prompt in enumerate(seen[1:], start=1):
         assert f"note {number}<" in prompt
         assert f"note {number - 1}<" not in prompt
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_over_200_turns_contexts_do_not_grow(template: str) -> None:
@@ -188,7 +188,7 @@ def test_over_200_turns_contexts_do_not_grow(template: str) -> None:
     assert (trajectory.stop, trajectory.replies) == (StopReason.ANSWERED, 200)
     sizes = [len(turn.prompt_ids) for turn in trajectory.turns]
     assert max(sizes[-60:]) <= max(sizes[:60]) + 16  # the numbers in it get longer
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
     assert kinds(trajectory).count("c") < 120
 
 
@@ -206,7 +206,7 @@ def test_always_asks_for_a_summary_whenever_there_is_something_new(template: str
     trajectory = condensed(talker(summing), template, trigger=CondenseSettings(), always=True)
     assert kinds(trajectory) == "aaacacaca"
     assert {one.before for one in trajectory.rejected} == {2}, "no text is shorter than one unit that short"
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_the_system_prefix_and_the_tools_are_those_of_a_normal_turn(template: str) -> None:
@@ -230,7 +230,7 @@ def test_special_tokens_in_a_summary_are_text(template: str) -> None:
     assert bad in after.context[2].content
     assert sum(token == END for token in after.prompt_ids) == len(after.context)
     assert after.prompt_ids.count(trajectory.turns[0].prompt_ids[0]) == len(after.context) + 1
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_thinking_before_a_summary_is_trained_and_not_shown(template: str) -> None:
@@ -240,7 +240,7 @@ def test_thinking_before_a_summary_is_trained_and_not_shown(template: str) -> No
     place = kinds(trajectory).index("c")
     assert "hm" in shown(trajectory.turns[place].output_ids)
     assert trajectory.turns[place + 1].context[2].content == summing(shown(trajectory.turns[place].prompt_ids))
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 # --- what is rejected -------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_text_that_cannot_be_used_is_logged_and_asked_for_once_more(template: 
     assert rejected.text == (bad[: len(rejected.text)])
     assert rejected.prompt_ids == trajectory.turns[place].prompt_ids
     assert after_reason(trajectory, place + 1).endswith("after 1 that cannot be used")
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def after_reason(trajectory: Trajectory, place: int) -> str:
@@ -291,7 +291,7 @@ def test_rejected_texts_train_nothing_and_then_old_results_are_masked(template: 
     outputs = [token for turn in trajectory.turns for token in turn.output_ids]
     trained = sum(row.trained for row in rows(trajectory))
     assert trained == len(outputs)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_summary_no_shorter_than_what_it_stands_for_is_rejected(template: str) -> None:
@@ -345,7 +345,7 @@ def test_a_sampler_that_fails_while_it_writes_ends_the_episode_as_its_fault(temp
     sampler = ScriptedSampler([said("hello"), said("hello"), said("hello")])
     trajectory = condensed(sampler, template, trigger=CondenseSettings(), always=True)
     assert (trajectory.stop, kinds(trajectory)) == (StopReason.SAMPLER_ERROR, "aac"[: len(kinds(trajectory))])
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_request_that_does_not_fit_shows_old_results_masked(template: str) -> None:
@@ -374,7 +374,7 @@ def test_a_request_that_does_not_fit_shows_old_results_masked(template: str) -> 
     assert trajectory.stop is StopReason.ANSWERED
     assert "observation omitted: " in asked[0]
     assert all(len(turn.prompt_ids) <= 420 for turn in trajectory.turns)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_no_summary_is_asked_to_be_longer_than_a_reply_may_be(template: str, tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_text_may_be_used_to_keep_everything() -> None:
 
     trajectory = play(engine(talker(lambda _: "none"), condenser=Asking()))
     assert kinds(trajectory) == "aacaaaa"
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
     assert [len(row.token_ids) for row in rows(trajectory)] == [
         len(last.prompt_ids) + len(last.output_ids) for last in (trajectory.turns[2], trajectory.turns[6])
     ]
@@ -545,7 +545,7 @@ def test_a_pipeline_masks_first_and_summarises_what_is_still_too_long(template: 
     assert trajectory.stop is StopReason.ANSWERED
     place = kinds(trajectory).index("c")
     assert "summary: summarised" in after_reason(trajectory, place + 1)
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_summary_that_a_later_stage_drops_is_not_trained(template: str) -> None:
@@ -558,7 +558,7 @@ def test_a_summary_that_a_later_stage_drops_is_not_trained(template: str) -> Non
     trajectory = play(engine(talker(summing), condenser=condenser, max_turns=5))
     assert kinds(trajectory) == "aaaaa"
     assert [one.reason for one in trajectory.rejected if one.before > 2] == ["a later stage left it out"] * 2
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 def test_a_request_shows_units_of_the_history() -> None:

@@ -196,7 +196,7 @@ def test_its_summary_stands_in_the_episode_and_is_no_turn(tmp_path: Path) -> Non
     assert declared
     assert declared[-1].context[2].content == "so far seen some"
     assert "so far seen some" in behaviour.asked[-1]["messages"][0]["content"], "the last summary is summarised again"
-    assert segments.check(trajectory) == ()
+    assert segments.broken_invariants(trajectory) == ()
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def test_two_steps_with_a_condenser_train_every_sampled_token_once(
     rewritten = [turn for turn in turns if turn.condensation is not None]
     assert rewritten, "a run in which nothing was condensed tests nothing"
     for step, found in sampled(folder):
-        assert [segments.check(one.trajectory) for one in found] == [()] * len(found)
+        assert [segments.broken_invariants(one.trajectory) for one in found] == [()] * len(found)
         credit = read_credit(folder.credit(step))
         learning = [one.trajectory for one in found if any(credit[one.trajectory.id].advantages)]
         assert lines[step].get("tokens", 0) == sum(one.output_tokens for one in learning), "each exactly once"

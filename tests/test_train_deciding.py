@@ -8,7 +8,7 @@ import pytest
 from deciding import call
 from talk import save_model
 
-from condensegrpo.algorithms.segments import check
+from condensegrpo.algorithms.segments import broken_invariants
 from condensegrpo.assembly.build import build
 from condensegrpo.assembly.preflight import check_model
 from condensegrpo.config.load import validate
@@ -120,7 +120,7 @@ def test_two_steps_train_what_the_policy_decided_and_resume_bit_equal(tree: dict
         assert provenance.max_context_tokens == budget
         assert len(found) == 2
         for one in found:
-            assert check(one) == ()
+            assert broken_invariants(one) == ()
             assert [turn.tool_successes for turn in one.turns] == [1] * len(SCRIPT) + [0]
             assert f" of {budget} context tokens used" in one.turns[0].observations[0].text
             reasons = [turn.condensation.reason if turn.condensation else "" for turn in one.turns]

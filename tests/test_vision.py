@@ -13,7 +13,7 @@ from vision_models import FAMILIES, FamilyName, family_processor, picture, visio
 from condensegrpo.core.errors import ConfigError, DataError
 from condensegrpo.core.messages import MediaPart
 from condensegrpo.storage.media import MediaFolder
-from condensegrpo.vision.features import picture_features, three_axes
+from condensegrpo.vision.features import picture_features, three_axis_positions
 from condensegrpo.vision.image_files import open_picture
 from condensegrpo.vision.processor import PictureProcessor, Prepared, PreparedPictures, load_picture_processor
 
@@ -92,7 +92,7 @@ def test_three_axes_are_the_models_rope_index(family: FamilyName, tmp_path: Path
     media = MediaFolder(tmp_path / "media")
     hashes = [media.write(picture(*size)).sha256 for size in SIZES]
     ids = [1, 2, *ours.picture_ids(hashes[0]), 3, *ours.picture_ids(hashes[1]), 4, 5, *ours.picture_ids(hashes[2]), 6]
-    found = three_axes(
+    found = three_axis_positions(
         ids, placeholder_id=ours.placeholder_id, grids=[ours.grid(picture) for picture in hashes], merge=2
     )
     row = torch.tensor([ids])
@@ -103,9 +103,9 @@ def test_three_axes_are_the_models_rope_index(family: FamilyName, tmp_path: Path
 
 def test_positions_of_other_pictures_are_refused() -> None:
     with pytest.raises(ValueError, match="3 placeholders in a row, where a picture of 1 × 2 cells is due"):
-        three_axes([1, 9, 9, 9], placeholder_id=9, grids=[(2, 4)], merge=2)
+        three_axis_positions([1, 9, 9, 9], placeholder_id=9, grids=[(2, 4)], merge=2)
     with pytest.raises(ValueError, match="1 pictures, and fewer runs"):
-        three_axes([1], placeholder_id=9, grids=[(2, 4)], merge=2)
+        three_axis_positions([1], placeholder_id=9, grids=[(2, 4)], merge=2)
 
 
 def bomb() -> bytes:

@@ -112,7 +112,7 @@ def reply_row(
     return Segment(token_ids=prompt_ids + reply_ids, turns=(turn,), trajectory="", first_turn=0, media=media)
 
 
-def check(trajectory: Trajectory) -> tuple[str, ...]:
+def broken_invariants(trajectory: Trajectory) -> tuple[str, ...]:
     """The invariants that a trajectory breaks, in words; empty if it breaks none. Raises nothing.
 
     Prompts continue or declare a condensation; a condensation accounts once, in order, for every earlier reply, and
@@ -239,10 +239,10 @@ def numbered(tokens: Iterable[int]) -> tuple[list[int], tuple[str, ...]]:
     result = []
     for token in tokens:
         if token < 0:
-            key = ~token >> INDEX_BITS
-            token = ~(numbers.setdefault(key, len(numbers)) << INDEX_BITS | ~token & (1 << INDEX_BITS) - 1)
+            picture, index = divmod(~token, 1 << INDEX_BITS)
+            token = ~(numbers.setdefault(picture, len(numbers)) << INDEX_BITS | index)
         result.append(token)
-    return result, tuple(f"{key:064x}" for key in numbers)
+    return result, tuple(f"{picture:064x}" for picture in numbers)
 
 
 def _context_ends(row: Segment) -> list[int]:

@@ -22,7 +22,7 @@ from condensegrpo.algorithms.segments import INDEX_BITS, named_picture, with_nam
 from condensegrpo.core.errors import LearnerError
 from condensegrpo.core.trajectory import Segment
 from condensegrpo.learner.model_folder import composite
-from condensegrpo.vision.features import decoder_arguments, picture_features, three_axes
+from condensegrpo.vision.features import decoder_arguments, picture_features, three_axis_positions
 from condensegrpo.vision.processor import PictureProcessor
 
 PICTURES_KEPT = 4096  # whose names and positions are kept: about 100 bytes a token
@@ -116,7 +116,7 @@ class BatchPictures:
         placeholder_id, grid = self.processor.placeholder_id, self.processor.grid(sha256)
         ids = [placeholder_id] * sum(token < 0 for token in self._named(sha256).named)
         merge = self._vision.spatial_merge_size
-        axes = torch.tensor(three_axes([*ids, -1], placeholder_id=placeholder_id, grids=[grid], merge=merge))
+        axes = torch.tensor(three_axis_positions([*ids, -1], placeholder_id=placeholder_id, grids=[grid], merge=merge))
         return PicturePositions(axes[:, :-1], int(axes[0, -1]))
 
 

@@ -92,15 +92,17 @@ def _mean_of_problems(values: Sequence[float], *, samples: int) -> Interval:
 
 def _wilson(mean: float, variance: float, *, clusters: int, fewest: float, samples: int) -> tuple[float, float]:
     """Wilson's bounds for the effective number of samples, from ``fewest`` to ``samples``."""
-    spread, effective = mean * (1 - mean), float(fewest)
+    spread = mean * (1 - mean)
+    n_eff = float(fewest)
     if clusters > 1 and spread > 0:
         from scipy.special import stdtrit
 
-        shrunk = spread * (Z / float(stdtrit(clusters - 1, 0.975))) ** 2 * samples / (samples - 1)
-        effective = min(max(shrunk / variance, fewest), samples) if variance else float(samples)
-    centre = mean + Z**2 / (2 * effective)
-    reach = Z * math.sqrt(spread / effective + (Z / (2 * effective)) ** 2)
-    low, high = ((centre + signed) / (1 + Z**2 / effective) for signed in (-reach, reach))
+        t = float(stdtrit(clusters - 1, 0.975))
+        n_eff_times_variance = spread * (Z / t) ** 2 * samples / (samples - 1)
+        n_eff = min(max(n_eff_times_variance / variance, fewest), samples) if variance else float(samples)
+    centre = mean + Z**2 / (2 * n_eff)
+    reach = Z * math.sqrt(spread / n_eff + (Z / (2 * n_eff)) ** 2)
+    low, high = (centre - reach) / (1 + Z**2 / n_eff), (centre + reach) / (1 + Z**2 / n_eff)
     return min(max(low, 0.0), mean), max(min(high, 1.0), mean)
 
 

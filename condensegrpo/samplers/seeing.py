@@ -14,7 +14,7 @@ from torch import Tensor
 
 from condensegrpo.core.errors import DataError, SamplerError
 from condensegrpo.samplers.packed_attention import Chunk, Pass
-from condensegrpo.vision.features import PictureFeatures, decoder_arguments, picture_features, three_axes
+from condensegrpo.vision.features import PictureFeatures, decoder_arguments, picture_features, three_axis_positions
 from condensegrpo.vision.processor import PictureProcessor
 
 KEPT = 1 << 16  # cells of pictures whose features are kept: of 50 screens in Qwen2.5-VL
@@ -50,7 +50,7 @@ class Sight:
             axes = None
             if self._processor.family.three_axes:
                 merge = self._model.config.vision_config.spatial_merge_size
-                axes = torch.tensor(three_axes(ids, placeholder_id=placeholder, grids=grids, merge=merge))
+                axes = torch.tensor(three_axis_positions(ids, placeholder_id=placeholder, grids=grids, merge=merge))
             names = [
                 -1 - int(picture[:15], 16) for picture, count in zip(media, counts, strict=True) for _ in range(count)
             ]

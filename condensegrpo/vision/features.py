@@ -52,7 +52,7 @@ def decoder_arguments(embeddings: Tensor, indices: Tensor, levels: Sequence[Tens
     return {"inputs_embeds": placed, "visual_pos_masks": shown, "deepstack_visual_embeds": deepstack}
 
 
-def three_axes(
+def three_axis_positions(
     ids: Sequence[int], *, placeholder_id: int, grids: Sequence[tuple[int, int]], merge: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The positions of a row on the axes time, row and column, as ``get_rope_index`` of Qwen2.5-VL and Qwen3-VL.
