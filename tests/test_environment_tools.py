@@ -32,8 +32,8 @@ from condensegrpo.episodes.settings import ToolLimits
 from condensegrpo.episodes.toolcalls import Toolbox
 from condensegrpo.rewards.outcome import EnvironmentOutcome
 from condensegrpo.storage.trajectories import Provenance, read_trajectories
+from condensegrpo.studies.tasks.guess import Guess
 from condensegrpo.studies.tasks.notebook import Notebook
-from condensegrpo.tasks.guess import Guess
 
 WITH_TOOLS = "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}" + CHATML
 NUMBER = {"type": "object", "properties": {"by": {"type": "integer"}}, "required": ["by"]}

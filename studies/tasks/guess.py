@@ -1,4 +1,4 @@
-"""The task ``guess``: find a number with a tool that belongs to the episode. It needs no download.
+"""Find a number with a tool that belongs to the episode. It needs no download.
 
     Which number from 1 to 20 is it? …                        the question
     ─▶  <tool>{"name": "guess", "args": {"number": 10}}</tool>
