@@ -138,11 +138,13 @@ def test_a_managed_agent_of_smolagents_is_a_branch_with_its_own_system_prompt_an
         return 25
 
     def buys(problem: Problem, url: str, key: str) -> str:
-        made = {"model": smolagents.OpenAIModel("policy", api_base=url, api_key=key), "verbosity_level": 0}
+        model = smolagents.OpenAIModel("policy", api_base=url, api_key=key)
+        made = {"model": model, "verbosity_level": 0}
         clerk = smolagents.ToolCallingAgent(
             tools=[smolagents.tool(price)], name="clerk", description="Knows prices.", **made
         )
-        return str(smolagents.ToolCallingAgent(tools=[], managed_agents=[clerk], **made).run(problem.question))
+        with model.client:
+            return str(smolagents.ToolCallingAgent(tools=[], managed_agents=[clerk], **made).run(problem.question))
 
     def reply(prompt: str) -> str:
         name, task = ("price", "item") if '{"name": "price"' in prompt else ("clerk", "task")
