@@ -120,7 +120,7 @@ def _is_list(unit: Unit) -> bool:
 def _lost_anchors(history: History, condensed: Condensed, kinds: tuple[Kind, ...], most: int) -> list[LostAnchor]:
     """Up to ``most`` anchors that are in no shown message, those of the newest units first, in a unit in order."""
     shown = flatten(history.pinned, condensed.units)
-    known = {anchor for message in shown for anchor in anchors(message.words, kinds)}
+    known = {anchor for message in shown for anchor in anchors(message.text_without_media, kinds)}
     lost: list[LostAnchor] = []
     for turn, result, texts in _left_out(history, condensed, kinds):
         fresh = [text for text in texts if text not in known]
@@ -143,12 +143,12 @@ def _left_out(
         replaced = shown is not None and shown.is_note is not unit.is_note
         if shown is None or (replaced and condensed.note is not None):
             lines = unit.reply.text.splitlines()[1:] if _is_list(unit) else None
-            texts = (text for message in unit.messages for text in anchors(message.words, kinds))
+            texts = (text for message in unit.messages for text in anchors(message.text_without_media, kinds))
             yield unit.turn, None, lines or tuple(dict.fromkeys(texts))
         elif not replaced and shown != unit:  # replaced: a note of the policy stands in its place
             for index, (now, raw) in enumerate(zip(shown.results, unit.results, strict=False)):
                 if now != raw:
-                    yield unit.turn, index, anchors(raw.words, kinds)
+                    yield unit.turn, index, anchors(raw.text_without_media, kinds)
 
 
 def _answer_with(history: History, condensed: Condensed, lost: Sequence[LostAnchor]) -> Condensed:

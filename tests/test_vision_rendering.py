@@ -166,7 +166,7 @@ def test_a_tool_may_return_a_picture(tmp_path: Path) -> None:
     trajectory = played(Screen(), saying(ours, call, "answer 1"))
     assert trajectory.stop is StopReason.ANSWERED, trajectory.detail
     (result,) = trajectory.turns[0].observations
-    assert (result.words, result.media) == ("<result>clicked 3</result>", (SECOND,))
+    assert (result.text_without_media, result.media) == ("<result>clicked 3</result>", (SECOND,))
     assert trajectory.turns[1].media == (FIRST.sha256, SECOND.sha256)
 
 

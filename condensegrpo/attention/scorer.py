@@ -231,7 +231,7 @@ class AttentionScorer(ModelScorer):
         if self.renderer.pictures is None:
             check_text(history)
         # the end of the last pinned message with words that a user wrote; pictures are left out
-        texts = (message.words for message in reversed(history.pinned) if message.role == "user")
+        texts = (message.text_without_media for message in reversed(history.pinned) if message.role == "user")
         text = next((words for words in texts if words.strip()), "")
         question = self.renderer.text_ids(text)[-(self.window // 2) :] or calibration
         room = key.tokens - max(len(question), len(calibration))

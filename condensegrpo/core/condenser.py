@@ -163,7 +163,7 @@ def with_tokens(history: History, count: Count) -> History:
     def counted(unit: Unit) -> Unit:
         total, media = unit.tokens or tokens(unit.messages), unit.media_tokens
         if not media and any(message.media for message in unit.results):
-            media = total - tokens([replace(message, content=message.words) for message in unit.messages])
+            media = total - tokens([replace(message, content=message.text_without_media) for message in unit.messages])
         known = (total, media) == (unit.tokens, unit.media_tokens)
         return unit if known else replace(unit, tokens=total, media_tokens=media)
 

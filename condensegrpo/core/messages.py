@@ -110,7 +110,7 @@ class Message:
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     @property
-    def words(self) -> str:
+    def text_without_media(self) -> str:
         """The text without its media."""
         if isinstance(self.content, str):
             return self.content
@@ -221,14 +221,14 @@ class Unit:
     def rates(self) -> tuple[float, float]:
         """Tokens of a character of its texts, at most 1, and tokens that the template adds to a message."""
         messages, tokens = self.messages, self.tokens - self.media_tokens
-        characters = max(sum(len(message.words) for message in messages), 1)
+        characters = max(sum(len(message.text_without_media) for message in messages), 1)
         density = min(max((tokens - MESSAGE_TOKENS * len(messages)) / characters, 0.0), 1.0)
         return density, max((tokens - density * characters) / len(messages), MESSAGE_TOKENS)
 
     def tokens_of(self, message: Message) -> int:
         """The tokens of one of its messages without its pictures: a share by characters."""
         density, frame = self.rates
-        return round(frame + density * len(message.words))
+        return round(frame + density * len(message.text_without_media))
 
     def estimate(self, text: str) -> int:
         """The tokens of a message with an inserted text, if it is like the messages of this unit."""
@@ -245,7 +245,7 @@ class Unit:
         tokens = self.tokens - self.media_tokens + media
         for old, new in zip(self.results, results, strict=True):
             if new is not old:
-                tokens += self.estimate(new.words) - self.tokens_of(old)
+                tokens += self.estimate(new.text_without_media) - self.tokens_of(old)
         return replace(self, results=results, tokens=max(tokens, 1), media_tokens=media)
 
     def with_instruction(self, instruction: str) -> Self:
@@ -391,8 +391,8 @@ def without_meter(text: str) -> str:
 
 
 def bare(message: Message) -> str:
-    """The words of a tool result without the tags of a built-in tool format and without the line of a meter."""
-    text = without_meter(message.words)
+    """The text of a tool result without media, the tags of a built-in tool format and the line of a meter."""
+    text = without_meter(message.text_without_media)
     tagged = _TAGS.fullmatch(text)
     return tagged[2] if tagged else text
 

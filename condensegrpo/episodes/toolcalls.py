@@ -169,14 +169,11 @@ class Toolbox:
 
     def shown(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Messages of an environment that answers calls itself: results of tools in this format, shortened."""
-        return tuple(
-            self.format.result(
-                message.tool_call_id or "", message.name or "", shortened(message.words, self._limits.max_chars)
-            ).showing(message.media)
-            if message.role == "tool"
-            else message
-            for message in messages
-        )
+        return tuple(self._result(message) if message.role == "tool" else message for message in messages)
+
+    def _result(self, message: Message) -> Message:
+        text = shortened(message.text_without_media, self._limits.max_chars)
+        return self.format.result(message.tool_call_id or "", message.name or "", text).showing(message.media)
 
     def _message(self, index: int, attempt: ToolCall | Malformed, text: str) -> Message:
         call = (call_id_of(index), "") if isinstance(attempt, Malformed) else (attempt.id, attempt.name)
