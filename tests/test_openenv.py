@@ -276,7 +276,7 @@ def test_fields_of_an_observation_are_shown_as_pictures(tmp_path: Path, orders: 
     data = base64.b64encode(file.getvalue()).decode()
     plain, rows, encoded = asyncio.run(shown("say hello", "show", f"show data:image/png;base64,{data}"))
     assert (plain.text, plain.media) == ('{"text": "hello", "number": 0}', ())
-    assert rows.words == encoded.words == '{"text": "a screen", "number": 0}'
+    assert rows.text_without_media == encoded.text_without_media == '{"text": "a screen", "number": 0}'
     pixels = Image.open(io.BytesIO(rows.media[0].data or b""))
     assert (pixels.size, pixels.getpixel((1, 0))) == ((2, 1), (0, 0, 255))
     assert (encoded.media[0].data, encoded.media[0].type) == (file.getvalue(), "image/png")
