@@ -68,7 +68,8 @@ class Prune(Condenser):
         turns = _turns(arguments)
         unknown = turns - units.keys()
         if unknown:
-            raise ValueError(f"there is no {named_turns(unknown)}; the turns so far: {ranges(units) or 'none'}")
+            are = "is" if len(unknown) == 1 else "are"
+            raise ValueError(f"there {are} no {named_turns(unknown)}; the turns so far: {ranges(units) or 'none'}")
         view, (gone, noted) = history.visible_units, _removed(prunings(history.raw_units))
         visible = {unit.turn for unit in view if not unit.is_note and unit.turn not in gone}
         visible |= noted.keys() & {unit.turn for unit in view}

@@ -65,6 +65,7 @@ def test_values_with_credentials_are_shown_as_stars(tmp_path: Path) -> None:
     said = (
         refused("train", "quickstart", f"train.steps={url}")
         + refused("train", "quickstart", f"sampler.name={{url: '{url}'}}")
+        + refused("train", "quickstart", "train.steps=http://ana:hunt#1?er2@host/v1")
         + refused("train", "quickstart", "algorithm.api_key=[hunt")
         + refused(
             "train",

@@ -20,7 +20,7 @@ from condensegrpo.config.load import (
     shipped,
     vary,
 )
-from condensegrpo.config.resumed import FIXED, LEARNED, config_at, differences, store_configuration
+from condensegrpo.config.resumed import FIXED, LEARNED, UNSET, Change, config_at, differences, store_configuration
 from condensegrpo.config.yaml_tree import apply_overrides
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.storage.run_folder import RunFolder
@@ -331,6 +331,7 @@ def test_a_changed_item_of_a_list_is_named_and_lists_of_other_lengths_differ_as_
     after = {"parts": [{"name": "correct"}, {"name": "brief", "weight": 0.4}]}
     assert differences(before, after) == {"parts.1.weight": (0.2, 0.4)}
     assert differences({"use": ["a"]}, {"use": ["a", "b"]}) == {"use": (["a"], ["a", "b"])}
+    assert str(Change(first_step=3, key="size", old=UNSET, new=None)) == "size: not set → null"
     assert differences({"options": {}}, {"options": {"size": None}}) == {"options.size": ("not set", None)}
 
 
@@ -374,6 +375,19 @@ def test_a_value_of_several_kinds_is_refused_once_under_its_key(small: Path, cha
     _, *lines = refusal(small, change).splitlines()
     assert len(lines) == len(said)
     assert all(line.strip().startswith(each) for line, each in zip(lines, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ("learner: {null: 3}", "learner.None: found None, wanted a text as the key"),
+        ("2.5: 1\nlearner: {threads: x}", "2.5: found 2.5, wanted a text as the key"),
+        ("evaluate: {variants: {4096: []}}", "evaluate.variants.4096.[key]: found 4096, wanted a string"),
+    ],
+)
+def test_a_key_that_is_no_text_is_named(small: Path, tree: str, said: str) -> None:
+    (small.parent / "odd.yaml").write_text(f"extends: {small.name}\n{tree}\n")
+    assert said in refusal(small.parent / "odd.yaml")
 
 
 def test_a_fault_of_a_variant_names_it(small: Path) -> None:

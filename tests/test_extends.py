@@ -280,9 +280,14 @@ def test_a_dry_run_prints_where_each_value_came_from(folder: Path) -> None:
 
 
 def test_a_fault_names_the_extended_file_that_it_is_in(folder: Path) -> None:
-    (folder / "below.yaml").write_text("extends: base.yaml\ntrain: {stepz: 3, save_every: x}\n")
-    (folder / "above.yaml").write_text("extends: below.yaml\ntrain: {eval_every: y}\n")
+    (folder / "below.yaml").write_text("extends: base.yaml\ntrain: {stepz: 3, save_every: x, keep_checkpoints: 3}\n")
+    (folder / "above.yaml").write_text("extends: below.yaml\ntrain: {eval_every: y, keep_checkpoints: z}\n")
     said = refusal(folder / "above.yaml")
     assert f"train.stepz: unknown key. Did you mean 'steps'? (in {folder / 'below.yaml'})" in said
     assert f"train.save_every: found 'x', wanted an integer (in {folder / 'below.yaml'})" in said
     assert "train.eval_every: found 'y', wanted an integer\n" in f"{said}\n"  # of the file itself
+    assert "train.keep_checkpoints: found 'z', wanted an integer\n" in f"{said}\n"  # which below.yaml has too
+    (folder / "list.yaml").write_text("extends: base.yaml\nrollout: {tools: {use: [{name: calculator}]}}\n")
+    (folder / "its.yaml").write_text("extends: list.yaml\nrollout: {tools: {use: [{}]}}\n")
+    assert "rollout.tools.use.0.name: missing\n" in f"{refusal(folder / 'its.yaml')}\n"  # its list replaced the other
+    assert "(the override model.path=x)" in refusal(folder / "above.yaml", "model.path=x")

@@ -68,6 +68,8 @@ def test_a_key_is_found_by_other_names(name: str, ours: str) -> None:
         ("rollout.tools.use.0.options.corpus", "option of search; required"),
         ("algorithm.loss.options.clip_low", "option of cispo, default 1.0; clipped, default 0.2; gspo, default 0.0003"),
         ("sampler.options.engine.gpu_memory_utilization", "option of vllm"),
+        ("task.options.servers.words.url", "option of mcp, openenv"),
+        ("reward.options.parts.0.options", "mapping"),
     ],
 )
 def test_an_option_is_explained_by_the_plug_ins_that_take_it(name: str, takers: str) -> None:

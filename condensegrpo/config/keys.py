@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from inspect import Parameter
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from condensegrpo.config.options import installed_options
 from condensegrpo.config.schema import RunConfig
-from condensegrpo.config.section import keys_of, sections_in
+from condensegrpo.config.section import keys_of
 from condensegrpo.core.errors import ConfigError
 from condensegrpo.core.plugin_kinds import KINDS
 from condensegrpo.core.wording import did_you_mean
@@ -142,6 +142,8 @@ def _option(name: str, kind: str, path: Sequence[str]) -> Key:
     """An option that installed plug-ins of a kind take, or a key in it, with those plug-ins and their defaults."""
     if "options" in path:  # of a reward within a reward, or of a condenser within a condenser
         path = path[path.index("options") + 1 :]
+    if not path:
+        return keys()[f"{KINDS[kind].section}.options"]
     option, *inside = path
     known, takers = installed_options(kind), dict[str, str]()  # plug-ins that take it, with its default
     for plugin, options in known.items():
@@ -168,9 +170,13 @@ def _leads_to(annotation: object, path: Sequence[str]) -> bool:
     """Whether a path of keys leads into the values of a type."""
     if not path:
         return True
-    if sections := [*sections_in(annotation)]:
-        within = (get_type_hints(section)[path[0]] for section in sections if path[0] in keys_of(section))
-        return any(_leads_to(inner, path[1:]) for inner in within)
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (dict, Mapping) and inner:
+        return _leads_to(inner[-1], path[1:])
+    if inner:  # Annotated, a union, a list: its indices are no part of the path
+        return any(_leads_to(each, path) for each in inner)
+    if isinstance(annotation, type) and (known := keys_of(annotation)):
+        return path[0] in known and _leads_to(get_type_hints(annotation)[path[0]], path[1:])
     return any(word in str(annotation) for word in ("Mapping", "dict", "Any", "object"))
 
 

@@ -64,7 +64,9 @@ class Change:
     @property
     def values(self) -> tuple[str, str]:
         """The old and the new value as text; long ones from shortly before the place in which they differ."""
-        old, new = (json.dumps(value, ensure_ascii=False) for value in (self.old, self.new))
+        old, new = (
+            value if value == UNSET else json.dumps(value, ensure_ascii=False) for value in (self.old, self.new)
+        )
         begin = max(common_prefix(old, new) - LONGEST_VALUE // 2, 0) if max(len(old), len(new)) > LONGEST_VALUE else 0
         return _short(old, begin), _short(new, begin)
 

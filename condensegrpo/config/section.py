@@ -20,6 +20,7 @@ SHORTER = {
     "String should have ": "",
     "Tuple should have ": "",
     "List should have ": "",
+    "Keys should be strings": "a text as the key",
     " after validation, not ": " and not ",
     "Value error, ": "",
     "greater than or equal to": "at least",
@@ -76,19 +77,28 @@ class _Fault(NamedTuple):
 
     path: KeyPath
     said: str
-    unknown: bool = False  # the key itself
+    of_section: bool = False  # of the values of a section together, which several files may have set
 
 
 def _origin(fault: _Fault, overrides: Sequence[str], files: Layers) -> str:
-    """The override that a fault is in, or that leads through the unknown key; else the file below that it is in."""
+    """The override that a fault is in, or that is in its section; else the file below that it is in."""
     key = ".".join(fault.path)
-    within = [
-        each for each in overrides if is_within(key, key_of(each)) or (fault.unknown and is_within(key_of(each), key))
-    ]
+    within = [each for each in overrides if is_within(key, key_of(each)) or is_within(key_of(each), key)]
     if within:
         return f" (the override {shown_override(within[-1])})"
-    file = next((file for file, tree in reversed(files) if _reached(tree, fault.path) == fault.path), None)
-    return f" (in {file})" if file and file != files[-1][0] else ""
+    file = next((file for file, tree in reversed(files) if _sets(tree, fault.path)), None)
+    return f" (in {file})" if file and file != files[-1][0] and not fault.of_section else ""
+
+
+def _sets(tree: object, path: KeyPath) -> bool:
+    """Whether a file sets the value at a path, which mappings are merged to: a list replaces what is below it."""
+    for part in path:
+        if not isinstance(tree, dict):
+            return True
+        if part not in tree:
+            return False
+        tree = tree[part]
+    return True
 
 
 def _reached(tree: object, path: Sequence[object]) -> KeyPath:
@@ -109,13 +119,16 @@ def _faults(kind: type[BaseModel], errors: Sequence[Any], tree: object) -> Itera
     """The faults of pydantic's errors; those of one value, which no member of a union takes, are one."""
     by_place = dict[KeyPath, list[Any]]()
     for error in errors:
-        missing = [str(error["loc"][-1])] if error["type"] == "missing" else []
-        by_place.setdefault((*_reached(tree, error["loc"]), *missing), []).append(error)
+        *_, last = error["loc"] or ("",)
+        end = [str(last)] if error["type"] in ("missing", "invalid_key") or last == "[key]" else []
+        by_place.setdefault((*_reached(tree, error["loc"]), *end), []).append(error)
     for place, its in by_place.items():
         in_union = any(len(error["loc"]) > len(place) for error in its)
         # a mapping in a union is read as the member that is one: its faults are those of its keys
         if not (in_union and any(other[: len(place)] == place != other for other in by_place)):
-            yield _Fault(place, _said(kind, place, its), unknown=its[0]["type"] in UNKNOWN)
+            first = its[0]
+            of_section = first["type"] == "value_error" and isinstance(first["input"], dict)
+            yield _Fault(place, _said(kind, place, its), of_section=of_section)
 
 
 def _said(kind: type[BaseModel], place: KeyPath, errors: Sequence[Any]) -> str:

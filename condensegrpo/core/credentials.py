@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 
 REMOVED = "***"
 _NAME = re.compile(r"(^|[_-])(api[_-]?key|access[_-]?key|token|secret|password|credentials?|authorization)$", re.I)
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\s?#]+(?=@)")
+# a user, or a user and a password, which may hold ? and #; no address in the query of another
+_IN_ADDRESS = re.compile(r"(?<=://)(?:[^/\s?#:]+|[^/\s?#:]*:[^/\s]+)(?=@)")
 _SHORTEST = 6  # characters of a value that is searched for in a text
 _given: set[str] = set()  # variables that hold credentials whatever they are called, see ``treat_as_credentials``
 
@@ -21,7 +22,7 @@ def without_credentials(value: object, name: str = "") -> object:
         return {key: without_credentials(item, name if _NAME.search(name) else str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_credentials(item, name) for item in value]
-    if _NAME.search(name) and isinstance(value, str | int | float):  # YAML reads 123456 as a number
+    if _NAME.search(name) and isinstance(value, str | int | float) and not isinstance(value, bool):  # such as 123456
         return REMOVED
     return _IN_ADDRESS.sub(REMOVED, value) if isinstance(value, str) else value
 
