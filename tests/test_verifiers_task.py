@@ -59,6 +59,11 @@ class Shop(vf.Toolset[vf.ToolsetConfig, Log]):
         return len(self.question.splitlines())
 
     @vf.tool
+    def latin(self, reward: str) -> str:
+        """A text of bytes that were no UTF-8."""
+        return "caf\\udce9"
+
+    @vf.tool
     def die(self) -> str:
         """Ends the process."""
         print("out of paper", file=sys.stderr, flush=True)
@@ -100,6 +105,14 @@ class Question(vf.Task[Data, Log]):
         calls = [call.id for message in trace.assistant_messages for call in message.tool_calls or []]
         texts = "".join(message.content or "" for message in trace.assistant_messages)
         return {"turns": trace.num_turns, "calls": len(set(calls)), "letters": len(texts)}
+
+    @vf.reward
+    async def odd(self, trace: vf.Trace) -> float:
+        if "exit" in self.data.prompt:
+            raise SystemExit(4)
+        if "error" in self.data.prompt:
+            raise ValueError("caf\\udce9")
+        return float("nan" if "nan" in self.data.prompt else 0)
 
     @vf.reward(weight=1000)
     async def asked(self, trace: vf.Trace) -> float:
@@ -235,6 +248,7 @@ REFUSED = {
 }
 HALF = "\\boxed{\\frac{50}{2}}"  # 25 for math-verify, which needs the main thread
 LONG = [f'shop_price {{"item": "{item}"}}' for item in ("lamp", "sofa", "chair", "lamp")] + ["shop_lines"]
+LATIN = {reward: f'shop_latin {{"reward": "{reward}"}}' for reward in ("nan", "error", "exit")}
 WAITING = [f'shop_price {{"item": "lamp", "seconds": 0.{number:02}}}\nring' for number in range(34)]
 
 
@@ -250,7 +264,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shop(folder: Path) -> Iterator[Any]:
     """One process for all tests. A question is what the policy calls, a line each."""
-    questions = ["\n".join(LONG), "shop_lines", "shop_die", *WAITING]
+    questions = ["\n".join(LONG), "shop_lines", "shop_die", *LATIN.values(), *WAITING]
     config = {"questions": questions, "shared": True}
     task = taskset(f"{folder / 'shop.py'}:Questions", config=config, eval_config={"questions": [*WAITING[:2], "ring"]})
     yield task
@@ -292,7 +306,7 @@ def play(task: Any, questions: Sequence[str], **options: Any) -> list[Trajectory
 
 def test_tasks_are_problems_that_the_splits_do_not_share(shop: Any) -> None:
     train, held_out = shop.problems("train"), shop.problems("eval")
-    assert (len(train), len(held_out), shop.left_out) == (35, 3, 2)
+    assert (len(train), len(held_out), shop.left_out) == (38, 3, 2)
     assert (train[1].question, train[1].answer) == ("shop_lines", "25")
     assert not {problem.question for problem in train} & {problem.question for problem in held_out}
 
@@ -379,6 +393,17 @@ def test_a_reward_that_raises_ends_its_trajectory_alone(shop: Any) -> None:
     assert other.stop is StopReason.ANSWERED, other.detail
 
 
+@pytest.mark.parametrize(("reward", "fault"), [("nan", "has the outcome nan"), ("error", "ValueError: caf")])
+def test_a_reward_without_a_number_and_a_text_that_is_no_utf_8_end_no_other_trajectory(
+    shop: Any, reward: str, fault: str
+) -> None:
+    odd, other = play(shop, [LATIN[reward], WAITING[2]])
+    assert results(odd) == ["caf?"]
+    assert odd.stop is StopReason.ENVIRONMENT_ERROR
+    assert fault in odd.detail
+    assert other.stop is StopReason.ANSWERED, other.detail
+
+
 def test_thirty_two_episodes_share_the_process_and_leave_nothing(shop: Any) -> None:
     files = psutil.Process().num_fds()
     trajectories = play(shop, WAITING)
@@ -394,6 +419,9 @@ def test_a_process_that_dies_ends_the_trajectories_that_use_it(shop: Any) -> Non
     (died,) = play(shop, ["shop_die"])
     assert died.stop is StopReason.ENVIRONMENT_ERROR
     assert re.search(r"of the taskset .*shop\.py:Questions ended with exit code 3: .*out of paper", died.detail)
+    (left,) = play(shop, [LATIN["exit"]])
+    assert left.stop is StopReason.ENVIRONMENT_ERROR
+    assert re.search(r"of the taskset .*shop\.py:Questions (ended with exit code 4|closed its stdout): ", left.detail)
 
 
 def test_the_example_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The program of the task ``verifiers``: a taskset of verifiers with its tools and rewards, over stdin and stdout.
 
-It runs in an environment that has verifiers 0.4, and imports nothing of this package. It is a server of the Model
-Context Protocol, so that ``mcp.ServerPool`` starts, shares and ends it; its tools are the methods of ``Taskset``:
+It runs in an environment that has verifiers 0.4, and imports nothing of this package. It answers as a server of the
+Model Context Protocol, so that ``mcp.ServerPool`` starts, shares and ends it; its tools are the methods of ``Taskset``:
 
     problems {split, first}              a page of tasks
     start    {episode, split, index}     begin an episode; the tools of the taskset
@@ -18,6 +18,7 @@ import contextlib
 import importlib
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -29,11 +30,9 @@ from types import ModuleType
 from typing import Any
 
 import verifiers.v1 as vf
-from mcp import Client, MCPError
-from mcp.server import Server
+from mcp import Client
 from mcp.server.mcpserver import MCPServer
-from mcp.server.stdio import stdio_server
-from mcp.types import INTERNAL_ERROR, CallToolRequestParams, CallToolResult, ListToolsResult
+from mcp.types import CallToolResult
 from pydantic import TypeAdapter
 from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import discover_decorated, invoke
@@ -41,7 +40,9 @@ from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import taskset_class
 
 PAGE = 2**20  # characters, after which no further task is put into an answer
+LINE = 2**30  # bytes of a request
 BOX = ("image", "skills", "artifacts", "agent_user")  # fields of a task that only a sandbox can have
+VERSION = "2025-06-18"
 _trace: ContextVar[vf.Trace] = ContextVar("trace")  # of the episode whose tool is called
 
 
@@ -320,24 +321,48 @@ def fault_of(error: BaseException) -> str:
 
 
 async def serve_taskset(taskset: Taskset) -> None:
-    """Answer requests until stdin ends. What the taskset prints goes to stderr."""
-    methods = (taskset.problems, taskset.start, taskset.call, taskset.finish, taskset.end)
-    by_name: Mapping[str, Callable[..., Awaitable[Mapping[str, Any]]]] = {each.__name__: each for each in methods}
+    """Answer requests until stdin ends, or a taskset raises SystemExit. What the taskset prints goes to stderr.
 
-    async def no_tools(_: object, __: object) -> ListToolsResult:
-        return ListToolsResult(tools=[])
+    Not with the server of the SDK, which writes a reward of NaN as null, and goes on without answers after a lone
+    surrogate or a SystemExit.
+    """
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    requests = asyncio.StreamReader(limit=LINE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+    running = dict[int, asyncio.Task[None]]()
 
-    async def answer(_: object, request: CallToolRequestParams) -> CallToolResult:
-        try:  # in a task: toolsets stay open when the request has ended
-            result = await asyncio.ensure_future(by_name[request.name](**(request.arguments or {})))
+    async def answer(number: int, method: str, parameters: Mapping[str, Any]) -> None:
+        reply: Mapping[str, Any]
+        try:
+            reply = {"result": await result(taskset, method, parameters)}
         except Exception as error:  # the boundary to a taskset
-            raise MCPError(INTERNAL_ERROR, fault_of(error)) from error
-        return CallToolResult(content=[], structured_content=dict(result))
+            reply = {"error": {"code": -32603, "message": fault_of(error)}}
+        finally:
+            del running[number]
+        answers.write(json.dumps({"jsonrpc": "2.0", "id": number, **reply}).encode() + b"\n")
+        answers.flush()
 
-    server = Server[Any]("verifiers", on_list_tools=no_tools, on_call_tool=answer)
-    async with stdio_server() as streams:
-        await server.run(*streams, server.create_initialization_options())
+    while line := await requests.readline():
+        message = json.loads(line)
+        if "id" in message:
+            running[message["id"]] = asyncio.create_task(answer(message["id"], message["method"], message["params"]))
+        elif message["method"] == "notifications/cancelled" and message["params"]["requestId"] in running:
+            running[message["params"]["requestId"]].cancel()
+    for task in running.values():
+        task.cancel()
     await taskset.close()
+
+
+async def result(taskset: Taskset, method: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The result of a request."""
+    if method == "initialize":
+        return {"protocolVersion": VERSION, "capabilities": {}, "serverInfo": {"name": "verifiers", "version": "1"}}
+    if method == "tools/list":
+        return {"tools": []}
+    methods = {each.__name__: each for each in (taskset.problems, taskset.start, taskset.call, taskset.finish)}
+    return await {**methods, "end": taskset.end}[parameters["name"]](**parameters["arguments"])
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Verifiers(SplitTask):
     async def _read(self, split: Split) -> list[Problem]:
         (server,), rows, more = (await self._pool.open(self._pool.shared)).values(), list[Json](), True
         while more:
-            page = await _result_of(self._pool, server, "problems", split=split, first=len(rows))
+            page = await self._pool.call(server, "problems", {"split": split, "first": len(rows)})
             rows, more = [*rows, *map(json.loads, page["problems"])], page["more"]
         return [
             Problem(
@@ -148,7 +148,7 @@ class TasksetEpisode(Environment):
 
     async def _request(self, method: str, **arguments: object) -> Json:
         assert self._server is not None
-        return await _result_of(self._pool, self._server, method, episode=self._number, **arguments)
+        return await self._pool.call(self._server, method, {"episode": self._number, **arguments})
 
     def _said(self, turn: int, reply: Message, results: Sequence[Message]) -> list[Json]:
         """A reply and its results as verifiers has them: thoughts and calls beside the text, ids of calls unique."""
@@ -160,11 +160,6 @@ class TasksetEpisode(Environment):
         said: dict[str, object] = {"role": "assistant", "content": text.strip() or None, "tool_calls": calls or None}
         said["reasoning_content"] = thought.removeprefix("<think>").strip() or None
         return [said, *(_observed(result, ids) for result in results)]
-
-
-async def _result_of(pool: ServerPool, server: OpenServer, method: str, **arguments: object) -> Json:
-    result: Json = (await pool.call(server, method, arguments))["structuredContent"]
-    return result
 
 
 def _observed(result: Message, ids: Mapping[str, str]) -> Json:
