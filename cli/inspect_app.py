@@ -272,7 +272,8 @@ class InspectorApp(App[None]):
 
     def action_sibling(self, by: int) -> None:
         """Go to another sibling, at the same turn."""
-        self.show(self.selection.sibling(by), self.selection.turn)
+        siblings = self.selection.siblings
+        self.show(siblings[by % len(siblings)], self.selection.turn)
 
     def action_step(self, by: int) -> None:
         """Go to another step."""
@@ -335,11 +336,11 @@ class InspectorApp(App[None]):
 
     def action_compare(self) -> None:
         """Compare with another sibling."""
-        selection = self.selection
-        if len(selection.group.siblings) < 2:
+        selection, siblings = self.selection, self.selection.siblings  # of now: the selection may follow a live run
+        if len(siblings) < 2:
             self.notify("it has no sibling")
         else:
-            self.push_screen(CompareDialog(selection.opened, lambda by: selection.read(selection.sibling(by))))
+            self.push_screen(CompareDialog(selection.opened, lambda by: selection.read(siblings[by % len(siblings)])))
 
     def action_keys(self) -> None:
         """Show the keys."""

@@ -194,10 +194,12 @@ class Selection:
         """Read a trajectory, without showing it."""
         return self.index.batch(record.file).open(record)
 
-    def sibling(self, by: int) -> IndexedTrajectory:
-        """The sibling beside the trajectory that is shown, around the ends."""
+    @property
+    def siblings(self) -> tuple[IndexedTrajectory, ...]:
+        """The group from the trajectory that is shown on, around the end."""
         siblings = self.group.siblings
-        return siblings[([each.id for each in siblings].index(self.opened.record.id) + by) % len(siblings)]
+        shown = [each.id for each in siblings].index(self.opened.record.id)
+        return siblings[shown:] + siblings[:shown]
 
     def command(self, listing: Listing | None) -> str:
         """The command that shows this again, beside the matches of a listing."""
@@ -341,7 +343,7 @@ def write_selection(selection: Selection, listed: Sequence[IndexedTrajectory] | 
         The name and extent of the page, and the address at which it opens here.
     """
     opened, index = selection.opened, selection.index
-    every = [*(selection.batch.records() if listed is None else listed)]
+    every = [*(index.batch(selection.file).records() if listed is None else listed)]
     if _size([(selection.batch, every)]) > COMFORTABLE:
         every = []
     chosen: dict[Path, dict[int, IndexedTrajectory]] = {}

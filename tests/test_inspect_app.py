@@ -169,9 +169,12 @@ def screens(run: RunFolder) -> dict[str, dict[str, str]]:
             await seen.press("copy", "y")
             seen.screens["copy"]["clipboard"] = app.clipboard
             await seen.press("follow", "f")
+            await seen.press("compared live", "d")
             add_step(run, 3, solved=(0,))
             app._poll()
-            await seen.press("live")
+            await seen.press("compared live", "l", "l")
+            seen.screens["compared live"]["difference"] = text(app, "difference")
+            await seen.press("live", "escape")
             await seen.press("worse", "w")
             await seen.press("export", "j", "x")
             await pilot.press("q")
@@ -296,6 +299,18 @@ def test_evaluations_are_beside_training(screens: Screens) -> None:
     assert "training · step 2" in screens["training"]["top"]
 
 
+def test_evaluations_and_training_are_shown_of_the_same_step(run: RunFolder, tmp_path: Path) -> None:
+    other = RunFolder.create(tmp_path / "other")
+    other.config.write_text(run.config.read_text())
+    for step in (1, 2):
+        add_step(other, step)
+        add_step(other, step, evaluation="held-out")
+    selection = Selection(Index(other.path), other.trajectories(1))
+    assert selection.other_kind() == other.evaluation(1, "held-out")
+    selection.go_to(other.evaluation(1, "held-out"))
+    assert selection.other_kind() == other.trajectories(1)
+
+
 def test_the_command_that_shows_this_is_copied(screens: Screens, run: RunFolder) -> None:
     wanted = f"condensegrpo inspect {run.path} --step 2 --trajectory 2/1/1 --turn 0"
     assert screens["copy"]["clipboard"] == screens["copy"]["command"] == wanted
@@ -304,6 +319,8 @@ def test_the_command_that_shows_this_is_copied(screens: Screens, run: RunFolder)
 def test_a_live_run_is_followed(screens: Screens) -> None:
     assert "following" in screens["follow"]["top"]
     assert "training · step 3" in screens["live"]["top"]
+    assert "--step 3" in screens["compared live"]["command"]
+    assert screens["compared live"]["difference"].startswith("2/0/0 and 2/0/1: ")
 
 
 XTERM = (

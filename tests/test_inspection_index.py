@@ -97,14 +97,36 @@ def test_a_file_that_was_replaced_is_read_again_and_one_that_is_gone_is_forgotte
     assert [record.id for record in index.records()] == ["2/7/0"]
 
 
+def test_batches_are_those_of_the_files_as_they_are_now(run: RunFolder) -> None:
+    index = opened(run.path)
+    every = [f"1/{problem}/{sample}" for problem in (10, 2) for sample in (0, 1)]
+    write_credit(run.credit(1), [Credit(trajectory=name, advantages=(0.5,) * 3, weights=(0.1,) * 3) for name in every])
+    assert find(index, None, where="step == 1 and advantage > 0", sort=None).total == 4
+    assert [group.signal for _, group in index.follow("p2")] == [True, True]
+    write_trajectories(run.trajectories(1), [episode(9, 3, 0)])  # as of a run that was resumed
+    write_trajectories(part_file(run.trajectories(1), 1), [episode(9, 3, 1)])
+    for found in (
+        find(index, None, where="step == 1", sort=None).records,
+        [hit.record for hit in full_text(index, "done report")][:2],
+        [hit.record for hit in fuzzy(index, "9/3")],
+    ):
+        assert (
+            [record.id for record in found] == [record.read().trajectory.id for record in found] == ["9/3/0", "9/3/1"]
+        )
+    run.trajectories(1).write_bytes(b"")
+    assert [batch.trajectories for batch in index.batches()] == [2, 4]
+
+
 def test_parts_of_a_batch_are_shown_as_one_and_numbers_count_its_groups_in_order(run: RunFolder) -> None:
-    write_trajectories(part_file(run.trajectories(1), 1), [episode(1, 7, sample) for sample in (1, 0)])
+    alone = trajectory(turn([1], [2], reply="found here"), id="1/7/0", group="1/7")
+    write_trajectories(part_file(run.trajectories(1), 1), [episode(1, 7, 1), scored(alone, 1.0)])
     index = opened(run.path)
     (first, _) = index.batches()
     assert [record.id for record in first.records()] == ["1/2/0", "1/2/1", "1/7/0", "1/7/1", "1/10/0", "1/10/1"]
     assert [record.read().trajectory.id for record in first.records()][2:4] == ["1/7/0", "1/7/1"]
     assert [group.id for group in first.groups(1, 1)] == ["1/7"]
     assert [hit.record.id for hit in full_text(index, "DONE REPORT")][:2] == ["1/2/0", "1/2/1"]
+    assert [hit.record.id for hit in full_text(index, "found here")] == ["1/7/0"]
     assert trajectory_files(run.path) == (run.trajectories(1), run.trajectories(2))
 
 

@@ -12,6 +12,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, repeat
@@ -44,6 +45,7 @@ from condensegrpo.storage.trajectories import (
     credit_schema,
     figures_in,
     named,
+    parts_in,
     parts_of,
     provenance_of,
     read_figures,
@@ -103,9 +105,16 @@ class Index:
             raise damage
 
     def batches(self) -> "tuple[TrajectoryBatch, ...]":
-        """The files that were read: the steps in order, then the evaluations."""
-        known = (self._known.get(file) for file in trajectory_files(self.path))
-        return tuple(each for each in known if each is not None and each.trajectories)
+        """The files that were read, as they are now: the steps in order, then the evaluations.
+
+        A file that can no longer be read stays as it was.
+        """
+        known = [file for file in trajectory_files(self.path) if file in self._known]
+        further = {folder: parts_in(folder) for folder in {file.parent for file in known}}
+        for file in known:
+            with suppress(DataError):
+                self._read(file, [file, *further[file.parent].get(file.name, ())])
+        return tuple(batch for file in known if (batch := self._known[file]).trajectories)
 
     def batch(self, file: Path) -> "TrajectoryBatch":
         """The batch of one file, read again if it was replaced."""
@@ -127,8 +136,9 @@ class Index:
         """The groups of one problem in all batches, in order."""
         return tuple((batch, group) for batch in self.batches() for group in batch.of_problem(problem))
 
-    def _read(self, file: Path) -> "TrajectoryBatch":
-        parts, credit = parts_of(file) or [file], credit_file(file)
+    def _read(self, file: Path, parts: Sequence[Path] | None = None) -> "TrajectoryBatch":
+        """The batch of a file, read if that is new or changed; ``parts``: the file and its parts, if they are known."""
+        parts, credit = parts or parts_of(file) or [file], credit_file(file)
         stamp = tuple(map(_stamp, (*parts, *([] if credit is None else [credit]))))
         known = self._known.get(file)
         if known is None or known.stamp != stamp:

@@ -196,7 +196,7 @@ def full_text(index: Index, query: str, *, on_read: Callable[[float], None] = la
     """The trajectories of which a message has a text, in letters of either case, as they are found."""
     text, batches, read = query.strip().lower(), index.batches(), 0
     total = sum(batch.trajectories for batch in batches)
-    for batch in (index.batch(each.file) for each in batches):  # of a live run: as its files are now
+    for batch in batches:
         for part in batch.parts:
             for size, rows in find_text(part, text):
                 hits = (_hit(record, text) for record in batch.stored(part, rows))

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, lru_cache
-from glob import escape
 from itertools import accumulate
 from pathlib import Path
 from types import NoneType, UnionType
@@ -188,8 +187,15 @@ def start_file(path: Path) -> None:
 
 def parts_of(path: Path) -> list[Path]:
     """A file, if it exists, and those that hold further rows of it, by their numbers."""
-    parts = path.parent.glob(f"{escape(path.stem)}{PART}*{path.suffix}")
-    return [*([path] if path.is_file() else []), *sorted(parts, key=lambda part: (len(part.name), part.name))]
+    return [*([path] if path.is_file() else []), *parts_in(path.parent).get(path.name, ())]
+
+
+def parts_in(folder: Path) -> dict[str, list[Path]]:
+    """The files of a folder that hold further rows of others, by the names of those, in the order of their numbers."""
+    parts = dict[str, list[Path]]()
+    for part in sorted(folder.glob(f"*{PART}*"), key=lambda part: (len(part.name), part.name)):
+        parts.setdefault(f"{part.name.rpartition(PART)[0]}{part.suffix}", []).append(part)
+    return parts
 
 
 def opened(path: Path, schema: "pyarrow.Schema | None" = None) -> "pyarrow.parquet.ParquetFile":
