@@ -150,7 +150,9 @@ def test_the_oracle_scores_what_the_output_loses_without_a_unit(sampler: Transfo
     found = asyncio.run(losses(sampler, renderer, past, output))
     assert found == pytest.approx([whole - without_0, whole - without_1], abs=1e-5)
     newest = past.add(Unit(turn=2, reply=Message(role="assistant", content="x")))
-    (scores,) = asyncio.run(LeaveOneOut(sampler, renderer).score([newest], 1))
+    scorer = LeaveOneOut(sampler, renderer)
+    (scores,) = asyncio.run(scorer.score([newest], 1))
+    assert asyncio.run(scorer.score([newest], 2))[0] is scores  # measured once, whatever its tokens are
     assert list(scores) == pytest.approx([*(max(value, 0.0) for value in found), 0.0], abs=1e-5)
 
 

@@ -171,6 +171,24 @@ def test_the_thread_of_the_transformers_sampler_has_the_device_of_its_rank_and_a
     sampler.close()
 
 
+def test_after_a_failed_step_a_refused_request_has_its_own_error_and_closing_wakes_nothing() -> None:
+    class Breaks(StubEngine):
+        def step(self) -> dict[str, Generation]:
+            raise RuntimeError("out of memory")
+
+    async def both() -> list[Any]:
+        asked = (queue.submit([5], SamplingParams(max_tokens=tokens)) for tokens in (1, 40))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    engine, queue = driver_of(Breaks)
+    broken, refused = asyncio.run(both())
+    assert "out of memory" in str(broken)
+    assert "handing vLLM a prompt of 1 tokens: ValueError: too long" in str(refused)
+    queue.sleep(keep_weights=True)
+    queue.close()
+    assert engine.calls[-2:] == ["sleep", "close"]
+
+
 def test_weights_that_an_update_replaces_are_dropped_and_wake_before_the_cache() -> None:
     engine, queue = driver_of(StubEngine)
     queue.sleep(keep_weights=False)

@@ -22,9 +22,10 @@ def test_a_container_is_a_machine_of_its_own_whatever_its_host_is_called() -> No
     mount = ["mount", "-t", "tmpfs", "none", "/dev/shm"]
     if shutil.which("unshare") is None or subprocess.run([*inside, *mount], check=False).returncode != 0:
         pytest.skip("needs user namespaces")
-    program = (
-        "import subprocess; from condensegrpo.learner.ranks import machine; print(machine()); "
-        f"subprocess.run({mount}, check=True); print(machine())"
-    )
+    says = "from condensegrpo.learner.ranks import machine; print(machine())"
+    program = f"{says}; import subprocess; subprocess.run({mount}, check=True); print(machine())"
     outside, container = subprocess.check_output([*inside, sys.executable, "-c", program], text=True).splitlines()
     assert outside == machine() != container
+    renamed = ["unshare", "--user", "--map-root-user", "--uts", "bash", "-c", 'hostname other && exec "$@"', "-"]
+    shared = subprocess.check_output([*renamed, sys.executable, "-c", says], text=True).strip()
+    assert shared != machine()  # one /dev/shm, as with docker run --ipc=host

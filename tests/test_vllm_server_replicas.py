@@ -431,6 +431,34 @@ def test_every_server_gets_every_update_and_drops_its_prefix_cache(folder: str, 
         assert not last.exists()  # of the past nothing is kept
 
 
+def test_a_server_that_fails_one_call_of_an_update_joins_again_at_once(shape: dict[str, str]) -> None:
+    """Servers that the sampler started have no watch: half of them were gone until the next update."""
+
+    class Busy(StandIn):
+        refusals = 1
+
+        async def reset(self, request: web.Request) -> web.Response:
+            if self.refusals:
+                self.refusals -= 1
+                return web.json_response({"error": {"message": "busy"}}, status=503)
+            return await super().reset(request)
+
+    async def updated(*urls: str) -> list[bool]:
+        pool = pool_of(shape, DEFAULT)
+        await pool.open([(url, None) for url in urls])
+        await pool.load(WeightsLabel(label="run:1", folder="/w1"))
+        async with asyncio.timeout(20):
+            while not all(replica.ready for replica in pool.replicas):
+                await asyncio.sleep(0.05)
+        found = [replica.ready for replica in pool.replicas]
+        await pool.close()
+        return found
+
+    with serving(StandIn(shape)) as well, serving(Busy(shape)) as busy:
+        assert asyncio.run(updated(well.url, busy.url)) == [True, True]
+        assert (well.label, busy.label) == ("run:1", "run:1")
+
+
 def test_a_server_that_is_named_twice_is_one(folder: str, shape: dict[str, str]) -> None:
     with serving(StandIn(shape)) as server, sampling(folder, server, server) as sampler:
         before = server.resets

@@ -273,6 +273,11 @@ class ScriptedScorer:
 class LeaveOneOut(ModelScorer):
     """Scores by the loss of the newest reply without each unit before it, in nats. Prompts are measured whole."""
 
+    async def score(self, histories: Sequence[History], tokens: int) -> Sequence[Sequence[float]]:
+        """The scores of each history, once whatever its ``tokens`` are."""
+        del tokens
+        return await ModelScorer.score(self, histories, 0)
+
     async def computed(self, key: ScoreKey) -> tuple[float, ...]:
         """The scores of a history."""
         history = key.history

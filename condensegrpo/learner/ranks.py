@@ -172,12 +172,12 @@ def any_rank(flag: bool) -> bool:
 def machine() -> str:
     """An identifier that all processes of a machine have in common; a container is a machine of its own.
 
-    It is the boot of the kernel and the file system of the shared memory: containers may have one host name, on one
-    machine or on several, and do not see the files that each other writes there.
+    It is the host name, the boot of the kernel and the file system of the shared memory: containers may have one host
+    name, on one machine or on several, or share their memory.
     """
     boot, memory = Path("/proc/sys/kernel/random/boot_id"), Path("/dev/shm")
-    kernel = boot.read_text(encoding="ascii").strip() if boot.exists() else socket.gethostname()
-    return f"{kernel} {memory.stat().st_dev if memory.exists() else 0}"
+    kernel = boot.read_text(encoding="ascii").strip() if boot.exists() else ""
+    return f"{socket.gethostname()} {kernel} {memory.stat().st_dev if memory.exists() else 0}"
 
 
 def machines() -> list[str]:

@@ -188,9 +188,11 @@ class EngineDriver:
             yield self._requests.pop(name), ABANDONED
         added = tuple(NamedRequest(f"{self._index}/{next(self._numbers)}", *request.value) for request in new)
         self._requests |= {each.name: request for each, request in zip(added, new, strict=True)}
-        self._round(added, removed)
-        finished, self._finished = self._finished, []
-        yield from finished
+        try:
+            self._round(added, removed)
+        finally:  # what was refused or done before a failure
+            finished, self._finished = self._finished, []
+            yield from finished
 
     def _pause(self, *, removed: tuple[str, ...] = ()) -> None:
         """Wait until all ranks have come here: the engine is this rank's alone until the end of the call."""
@@ -227,6 +229,8 @@ class EngineDriver:
         for command in commands:
             self._open.difference_update(command.removed)
             self._engine.abort(command.removed)
+        if all(command.pausing for command in commands):  # without a wake-up: it may be closed for lack of memory
+            return False
         added = [request for command in commands for request in command.added]
         if added or self._open:
             self._engine.wake()
@@ -239,8 +243,6 @@ class EngineDriver:
                 self._deliver({request.name: SamplerError(text)})
             else:
                 self._open.add(request.name)
-        if all(command.pausing for command in commands):
-            return False
         if self._open:
             self._deliver(self._engine.step())
         else:

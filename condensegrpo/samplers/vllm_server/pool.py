@@ -284,6 +284,9 @@ class ReplicaPool:
                 failures = await _all_joined(each for each in self.replicas if each.description is not None)
                 if refusals := [error for error in failures if not isinstance(error, ServerUnreachable)]:
                     raise refusals[0]
+                for replica in self.replicas:
+                    if not replica.ready:  # at once: servers that the sampler started have no watch
+                        replica.join("is gone")
                 if not any(replica.ready for replica in self.replicas):
                     failures = await _all_joined(self.replicas)
                     if len(failures) == len(self.replicas):
