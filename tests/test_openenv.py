@@ -429,7 +429,7 @@ def test_a_server_of_a_command_is_shared_guarded_started_again_and_leaves_nothin
 
 @contextlib.contextmanager
 def speaking(schema: object, *answers: object) -> Iterator[dict[str, Any]]:
-    """A server of another version: its answers to the requests of a session are these."""
+    """A server of another version: its answers to the requests of a session are these, several where a list is one."""
 
     async def described(_: web.Request) -> web.Response:
         return web.json_response(schema)
@@ -439,10 +439,11 @@ def speaking(schema: object, *answers: object) -> Iterator[dict[str, Any]]:
         await socket.prepare(request)
         for answer in answers:
             await socket.receive()
-            if isinstance(answer, bytes):
-                await socket.send_bytes(answer)
-            else:
-                await socket.send_str(answer if isinstance(answer, str) else json.dumps(answer))
+            for message in answer if isinstance(answer, list) else [answer]:
+                if isinstance(message, bytes):
+                    await socket.send_bytes(message)
+                else:
+                    await socket.send_str(message if isinstance(message, str) else json.dumps(message))
         await socket.receive()
         return socket
 
@@ -486,6 +487,7 @@ LISTED = {"type": "observation", "data": {"observation": {"tools": [{"name": "pr
         (ORDERS, [RESET, "[" * 100_000], r"sent \[+, wanted the messages"),
         (ORDERS, [{**RESET, "data": {**RESET["data"], "reward": 10**400}}], "sent .*, wanted the messages"),
         (ORDERS, [RESET, b"123"], "the OpenEnv server s0 sent binary data, wanted"),
+        (ORDERS, [[RESET, RESET], RESET], "the OpenEnv server s0 sent .*Go.*, wanted"),  # nothing asked for the second
         (
             {"action": {"properties": {}}},
             [RESET, LISTED],
@@ -552,6 +554,34 @@ def test_sessions_that_are_opened_while_their_episodes_are_given_up_leave_nothin
     gc.collect()
     assert eventually(lambda: not sleeping())
     assert eventually(lambda: psutil.Process().num_fds() <= files)
+
+
+def test_an_episode_that_is_given_up_while_it_is_reset_is_closed_when_its_session_is(tmp_path: Path) -> None:
+    resetting, ended = threading.Event(), threading.Event()
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        resetting.set()
+        await asyncio.sleep(0.5)
+        ended.set()
+        return socket
+
+    async def schema(_: web.Request) -> web.Response:
+        return web.json_response(ORDERS)
+
+    async def given_up(played: Any) -> bool:
+        episode = played.environment(played.problems("train")[0])
+        starting = asyncio.create_task(episode.start())
+        await asyncio.to_thread(resetting.wait, 20)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await episode.close()
+        return ended.is_set()
+
+    with serving([web.get("/schema", schema), web.get("/ws", session)]) as server:
+        assert asyncio.run(given_up(task(tmp_path, ["say"], server)))
 
 
 def test_a_step_that_takes_too_long_ends_the_episode(tmp_path: Path, orders: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ environments a reply is the action: what its last ``<action>`` tag holds, or the
 one field. Of an environment that takes calls of tools, its tools are the tools of the episode.
 """
 
+import asyncio
 import contextlib
 import json
 import weakref
@@ -28,7 +29,7 @@ from condensegrpo.episodes.toolcalls import as_text, shortened
 from condensegrpo.integrations.gym import Seeds, action_in, picture_of
 from condensegrpo.integrations.mcp import listed_tool, offered_tool, text_of
 from condensegrpo.integrations.mcp_client import Json, Refused
-from condensegrpo.integrations.openenv_pool import InvalidAction, OpenEnvServer, SessionPool
+from condensegrpo.integrations.openenv_pool import EpisodeSession, InvalidAction, OpenEnvServer, SessionPool
 from condensegrpo.integrations.reset_rows import ResetRows
 from condensegrpo.integrations.servers import check_servers
 from condensegrpo.tasks.answers import read_answer
@@ -136,13 +137,14 @@ class OpenEnvEpisode(Environment):
         """Nothing is opened before ``start``; ``arguments``: of the reset."""
         self._task, self._arguments, self._pool = task, arguments, pool
         self._held = contextlib.AsyncExitStack()  # the session; in the event loop of the pool
+        self._starting = asyncio.Lock()  # there too: until a start that was cancelled has ended
         self._field, self._properties, self._definitions = "", dict[str, Json](), dict[str, Any]()
         self._tools = list[EnvironmentTool]()
 
     async def start(self) -> tuple[Message, ...]:
         """The system message, the row's prompt, and after it the first observation."""
         task, row = self._task, self._arguments
-        self._session = session = await self._pool.call(self._held.enter_async_context(self._pool.session(row)))
+        self._session = session = await self._pool.call(self._opened(row))
         self._connection, server = session.connection, session.server
         self._field, self._properties = task.field_of(server.name, server.actions), server.actions["properties"]
         self._definitions = server.actions.get("$defs") or {}
@@ -175,7 +177,15 @@ class OpenEnvEpisode(Environment):
 
     async def close(self) -> None:
         """End the session."""
-        await self._pool.call(self._held.aclose())
+        await self._pool.call(self._end())
+
+    async def _opened(self, arguments: Json) -> EpisodeSession:
+        async with self._starting:
+            return await self._held.enter_async_context(self._pool.session(arguments))
+
+    async def _end(self) -> None:
+        async with self._starting:
+            await self._held.aclose()
 
     async def _stepped(self, action: Json) -> Json:
         return await self._pool.call(self._session.step(action))

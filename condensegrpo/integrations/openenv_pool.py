@@ -200,6 +200,7 @@ class Connection:
         self.done = False  # whether the environment ended the episode
         self._name, self._socket = name, socket
         self._turn = asyncio.Lock()  # of the request that is answered next
+        self._asked = False  # whether it was sent, and its answer has not come
         self._answers = asyncio.Queue[Json | Refused | EnvironmentLost]()  # the last is why there are no more
         self._reader = asyncio.create_task(self._listen())  # always there: it also answers the server's pings
 
@@ -212,6 +213,7 @@ class Connection:
 
     async def _answered(self, kind: str, data: Json) -> Json | Exception:
         async with self._turn:
+            self._asked = True
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):  # the reader has the reason
                 await self._socket.send_str(json.dumps({"type": kind, "data": data}, default=str))
             answer = await self._answers.get()
@@ -247,8 +249,11 @@ class Connection:
         """The answer to a request, which may have been given up: what it pays counts all the same."""
         try:
             message = json.loads(text if isinstance(text, str) else "null")
-            data = message["data"]
-            if message["type"] == "error":
+            data, failed = message["data"], message["type"] == "error"
+            if not self._asked and not (failed and data.get("code") in ENDS):
+                raise LookupError("no request awaits an answer: it would count as that of the next one")
+            self._asked = False
+            if failed:
                 errors = data.get("errors") or ()  # what is wrong with which part of the action
                 details = "".join(f"; {'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
                 fault, code = redacted(f"{data['message']}{details}")[:SHOWN], data.get("code")
