@@ -14,6 +14,7 @@ import yaml
 from command import ROOT
 from PIL import Image
 from talk import agent, engine, play_one
+from waiting import eventually
 
 from condensegrpo.config.options import build_plugin
 from condensegrpo.core.errors import PluginError
@@ -93,6 +94,30 @@ def test_a_limit_ends_an_episode_without_an_outcome_and_the_splits_share_no_seed
     seeds = {name: {problem.data["seed"] for problem in task.problems(name)} for name in ("train", "eval")}
     assert not seeds["train"] & seeds["eval"]
     assert task.problems("eval")[0].data["arguments"] == {"rounds": 1}
+
+
+def test_an_environment_that_is_made_after_its_start_was_given_up_is_closed() -> None:
+    """As one of many that wait for each other to be made."""
+    Echo.closed = []
+    making, given_up = threading.Event(), threading.Event()
+
+    def slow() -> Echo:
+        making.set()
+        given_up.wait(10)
+        return Echo()
+
+    async def scenario() -> None:
+        task = Gym(make=slow)
+        episode = task.environment(task.problems("train")[0])
+        starting = asyncio.create_task(episode.start())
+        await asyncio.to_thread(making.wait, 10)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await episode.close()
+        given_up.set()
+
+    asyncio.run(scenario())
+    assert eventually(lambda: len(Echo.closed) == 1)
 
 
 def test_a_library_that_is_not_installed_is_named() -> None:

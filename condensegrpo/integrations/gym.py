@@ -119,7 +119,12 @@ class GymEpisode(Environment):
 
     async def close(self) -> None:
         """Close the environment and let its thread end."""
-        await self._thread.close(getattr(self._environment, "close", None))
+        await self._thread.close(self._end)
+
+    def _end(self) -> None:
+        """Close the environment; after a start that was cancelled, the one that it made all the same."""
+        if end := getattr(self._environment, "close", None):
+            end()
 
     def _reset(self) -> str | tuple[MediaPart]:
         """The first observation. Some libraries seed the generators of the process: they get their states back."""
