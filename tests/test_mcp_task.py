@@ -359,6 +359,29 @@ def test_servers_that_were_lost_together_are_opened_once(monkeypatch: pytest.Mon
     pool.close()  # a second time
 
 
+def test_a_server_that_was_lost_has_ended_before_it_is_started_again(tmp_path: Path) -> None:
+    """As one needs that holds a lock, or a port."""
+    holder = """
+import fcntl, sys
+lock = open(sys.argv[2], "w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit("locked")
+"""
+    command = (sys.executable, "-c", holder + PLAIN, "0.5", str(tmp_path / "lock"))
+    pool = ServerPool({"words": McpServer(command=command)}, 20)
+
+    async def scenario() -> None:
+        (lost,) = (await pool.open(pool.shared)).values()
+        lost.connection.lost = "gone"
+        (again,) = (await pool.open(pool.shared)).values()
+        assert again.connection.lost == ""
+
+    asyncio.run(scenario())
+    pool.close()
+
+
 def test_an_error_that_comes_too_late_is_not_reported_at_the_exit(caplog: pytest.LogCaptureFixture) -> None:
     """A server reads no longer and then ends: the request fails, and its answer would be that the server was lost."""
     gc.collect()

@@ -104,16 +104,22 @@ class ServerPool:
         self._loop.finish(self._closed())
 
     async def _opened(self, sessions: Sessions) -> Mapping[str, OpenServer]:
-        if lost := [sessions.pop(name) for name in [*sessions] if _is_lost(sessions[name])]:
-            _kept(self._ending, _ended(lost))
+        lost = {name: sessions.pop(name) for name in [*sessions] if _is_lost(sessions[name])}
+        ending = {name: _kept(self._ending, _ended([session])) for name, session in lost.items()}
         for name, server in self._servers.items():
             if name not in sessions:
-                sessions[name] = _kept(self._opening, self._open(name, server))
+                sessions[name] = _kept(self._opening, self._open(name, server, ending.get(name)))
         servers = await asyncio.gather(*(asyncio.shield(sessions[name]) for name in self._servers))
         return dict(zip(self._servers, servers, strict=True))
 
-    async def _open(self, name: str, server: McpServer) -> OpenServer:
-        """Open a session with a server and list its tools."""
+    async def _open(self, name: str, server: McpServer, ending: asyncio.Task[None] | None) -> OpenServer:
+        """Open a session with a server and list its tools.
+
+        Args:
+            ending: of the session that was lost, awaited first: its process may hold what the new one needs.
+        """
+        if ending is not None:
+            await asyncio.wait([ending])  # a cancellation does not interrupt it
         connection: Connection
         if server.command:
             process = await ChildProcess.started(
