@@ -467,7 +467,7 @@ def test_replies_stream_and_end_before_a_stop_string(tmp_path: Path) -> None:
                 model="policy",
                 messages=[{"role": "user", "content": [{"type": "text", "text": "go"}]}],
                 tools=[UP],
-                stop=["Observation:"],
+                stop=["Observation:", None],  # type: ignore[list-item]  # as some clients send
                 stream=True,
                 stream_options={"include_usage": True},
             )

@@ -55,7 +55,7 @@ class ChatCompletions(Dialect):
         """The request."""
         del earlier  # every request has its whole conversation
         tools, stop = given["tools"].each(_tool), given["stop"]
-        stops = [stop.text()] if isinstance(stop.value, str) else stop.each(Field.text)
+        stops = [stop.text()] if isinstance(stop.value, str) else stop.each(_stop_string)
         return ChatRequest(
             dialect=self,
             given=given.mapping(),
@@ -101,6 +101,11 @@ class ChatCompletions(Dialect):
         if isinstance(options, dict) and options.get("include_usage") is True:
             yield server_sent({**head, "choices": [], "usage": whole["usage"]})
         yield "data: [DONE]\n\n"
+
+
+def _stop_string(given: Field) -> str:
+    """A stop string; empty: none, as null, which some clients send in the list."""
+    return "" if given.value is None else given.text()
 
 
 def chat_message(given: Field) -> Message:
