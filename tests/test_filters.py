@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,13 @@ def test_what_is_not_known_is_neither_less_nor_greater() -> None:
     assert not parse_where("'7' in answer or '' in answer or answer in question or 'a' < answer < 'b'")(unknown)
     assert parse_where("answer != '7' and answer not in ('7', 'x') and answer in ('7', None)")(unknown)
     assert not parse_where("answer != None or answer == question or not advantage == None")(unknown)
+    assert parse_where("not advantage and not answer")(unknown)
+
+
+def test_none_in_a_condition_is_the_unknown_value() -> None:
+    for text in ("advantage < None", "None <= turns", "None in answer", "'7' in None", "answer in (None, 'x')", "None"):
+        assert not parse_where(text)(fields())
+    assert parse_where("answer != None and None not in answer and answer not in [None] and not None")(fields())
 
 
 @pytest.mark.parametrize(
@@ -116,9 +125,26 @@ def test_a_mistyped_field_names_the_nearest() -> None:
         sort_key("-zzz")
 
 
-@pytest.mark.parametrize("text", ["stop > 3", "turns < 'a'", "turns in 5"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("advantage is None", "it can compare with == != < <= > >= in and not in"),
+        ("score == 0 and stop is not 'format'", "it can compare with == != < <= > >= in and not in"),
+        ("+1 == score", "'+1' is not part of this language"),
+        ("~score == 1", "'~score' is not part of this language"),
+        ("not " * 1000 + "score == 0", "it is nested too deeply"),
+        ("-" * 400 + "1 == score", "it is nested too deeply"),
+        ("-" * 40000 + "1 == score", "it is nested too deeply"),
+    ],
+)
+def test_a_refusal_says_what_it_refuses(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f": {reason}. Compare fields with values")):
+        parse_where(text)
+
+
+@pytest.mark.parametrize("text", ["stop > 3", "turns < 'a'", "turns in 5", "1 not in stop"])
 def test_comparing_text_with_a_number_is_told(text: str) -> None:
-    with pytest.raises(ConfigError, match="it compares text with a number"):
+    with pytest.raises(ConfigError, match="it compares text with a number, or looks for one in the other"):
         parse_where(text)(fields())
 
 

@@ -43,7 +43,7 @@ FIELDS = {  # the names in a condition, and the attributes of records.IndexedTra
     "seconds": "figures.seconds",
 }
 LANGUAGE = (
-    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Name, ast.Load, ast.Compare),
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.Not, ast.USub, ast.Name, ast.Load, ast.Compare),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
 )
 ALIASES = {"ctx": "context", "valid_format": "format"}  # as lists and the training table abbreviate them
@@ -58,23 +58,28 @@ def parse_where(text: str, known: Collection[str] = tuple(FIELDS)) -> Where:
     """
     try:
         tree = parsed_expression(text.strip())
-    except (SyntaxError, ValueError, MemoryError) as error:  # the last one for very many parentheses
-        raise _refusal(text, str(error.args[0]) if error.args else "it cannot be read") from error
-    for node in ast.walk(tree):
-        if not _in_language(node):
-            raise _refusal(text, f"{ast.unparse(node)!r} is not part of this language")
-    names = [*_names(tree)]
-    for node in names:
-        node.id = _field(node.id, known)
-        _check(node.id, f"--where {text!r}", known)
-    condition = compile(tree, "--where", "eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and not all(isinstance(op, LANGUAGE) for op in node.ops):
+                raise _refusal(text, "it can compare with == != < <= > >= in and not in")
+            if not _in_language(node):
+                raise _refusal(text, f"{ast.unparse(node)!r} is not part of this language")
+        names = [*_names(tree)]
+        for node in names:
+            node.id = _field(node.id, known)
+            _check(node.id, f"--where {text!r}", known)
+        condition = compile(ast.fix_missing_locations(_Unknowns().visit(tree)), "--where", "eval")
+    except (RecursionError, MemoryError) as error:
+        raise _refusal(text, "it is nested too deeply") from error
+    except (SyntaxError, ValueError) as error:
+        raise _refusal(text, str(error.args[0])) from error
 
     def where(fields: Fields) -> bool:
         values = {node.id: UNKNOWN if (value := fields.get(node.id)) is None else value for node in names}
+        values[UNKNOWN_NAME] = UNKNOWN
         try:
             return bool(eval(condition, {"__builtins__": {}}, values))  # nothing but ``LANGUAGE``
         except TypeError as error:
-            raise _refusal(text, f"it compares text with a number ({error})") from error
+            raise _refusal(text, f"it compares text with a number, or looks for one in the other ({error})") from error
 
     return where
 
@@ -120,6 +125,8 @@ def _in_language(node: ast.AST) -> bool:
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return isinstance(operand, ast.Constant) and isinstance(operand.value, int | float)
+        case ast.UnaryOp(op=sign):
+            return isinstance(sign, ast.Not)
         case ast.Constant(value=value):
             return isinstance(value, str | int | float | None)
         case ast.Tuple(elts=items) | ast.List(elts=items):
@@ -127,14 +134,21 @@ def _in_language(node: ast.AST) -> bool:
     return isinstance(node, LANGUAGE)
 
 
+class _Unknowns(ast.NodeTransformer):
+    """Puts the unknown value in the place of None."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.Name(UNKNOWN_NAME, ast.Load()) if node.value is None else node
+
+
 class _Unknown(str):
-    """An unknown value: equal to None alone, in no text, and neither less nor greater than any value."""
+    """An unknown value: equal to itself alone, in no text, and neither less nor greater than any value."""
 
     def __eq__(self, other: object) -> bool:
-        return other is None or other is self
+        return other is self
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return other is not self
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -147,6 +161,7 @@ class _Unknown(str):
 
 
 UNKNOWN = _Unknown("\0")
+UNKNOWN_NAME = "unknown value"  # the name of no field
 
 
 def _check(name: str, option: str, known: Collection[str]) -> None:
