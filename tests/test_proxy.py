@@ -426,6 +426,42 @@ def test_all_requests_of_a_session_that_cannot_begin_are_told_why(monkeypatch: p
         assert "too many open files" in body["error"]["message"]
 
 
+def test_a_request_that_comes_while_its_session_closes_is_told_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of the last request has left: nobody was told yet."""
+    close = Session.close
+
+    async def scenario() -> tuple[int, Any]:
+        asked, left, closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        class Failing(ScriptedSampler):
+            async def sample(self, prompt_ids: Any, params: SamplingParams) -> Generation:
+                asked.set()
+                await left.wait()
+                raise SamplerError("no room")
+
+        async def slow(session: Session) -> None:
+            await close(session)
+            closing.set()
+            await asyncio.sleep(0.5)
+
+        monkeypatch.setattr(Session, "close", slow)
+        async with proxied(Failing(lambda _: said("ok"))) as (url, written):
+            first = asyncio.create_task(ask(url, f"{TOKEN}:s", [user("go")]))
+            await asked.wait()
+            first.cancel()
+            await asyncio.sleep(0.2)
+            left.set()
+            await closing.wait()
+            async with asyncio.timeout(10):
+                answered: tuple[int, Any] = await ask(url, f"{TOKEN}:s", [user("go")])
+            assert len(written) == 1  # it began no session of its own
+        return answered
+
+    status, body = asyncio.run(scenario())
+    assert status == 502
+    assert "the session has ended (sampler_error): the sampler: SamplerError: no room" in body["error"]["message"]
+
+
 @pytest.mark.parametrize(("options", "limit"), [({}, 8), ({"max_bytes": 2 << 20}, 2)])
 def test_a_body_that_cannot_be_read_is_refused_in_the_form_of_openai(options: Any, limit: int) -> None:
     async def scenario() -> list[tuple[int, str]]:

@@ -209,7 +209,6 @@ class Proxy:
                 draw=problem_draw(self.seed, session.number, name),
             )
         finally:
-            session.inbox.close()
             del self._open[session]
         if trajectory.stop is StopReason.ANSWERED and trajectory.turns:  # the last reply of the session stands
             trajectory = replace(trajectory, answer=trajectory.turns[-1].reply.text)
