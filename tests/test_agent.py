@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -769,6 +770,9 @@ def test_an_endpoint_without_a_socket_or_cancelled_as_it_closes_is_cleaned_up(mo
         cleaned.append(runner)
         await cleanup(runner)
 
+    async def cancelled(_: web.AppRunner) -> None:
+        raise asyncio.CancelledError
+
     def full(address: object, family: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -786,7 +790,38 @@ def test_an_endpoint_without_a_socket_or_cancelled_as_it_closes_is_cleaned_up(mo
             await serving(Inbox(1)).__aenter__()
         assert len(cleaned) == 2
 
+    async def cut_short() -> None:
+        before = listening()
+        with pytest.raises(asyncio.CancelledError):
+            async with serving(Inbox(1)):
+                assert len(listening()) == len(before) + 1
+        assert listening() == before
+
+    with monkeypatch.context() as patched:
+        patched.setattr(web.AppRunner, "cleanup", cancelled)
+        asyncio.run(cut_short())
     monkeypatch.setattr(web.AppRunner, "cleanup", counted)
+    asyncio.run(scenario())
+
+
+def test_the_endpoints_of_all_episodes_share_the_connections_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 descriptors a peer may have sixteen, however many agents it has."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+
+    async def scenario() -> None:
+        async with serving(Inbox(1)) as first, serving(Inbox(1)) as second:
+            ports = [int(re.findall(r":(\d+)/", url)[0]) for url in (first, second)] * 10
+            opened = [await asyncio.open_connection("127.0.0.1", port) for port in ports]
+            ends = [asyncio.create_task(reader.read()) for reader, _ in opened]
+            async with asyncio.timeout(8):  # less than a connection without a request may last
+                while sum(end.done() for end in ends) < 4:
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)
+            assert sum(end.done() for end in ends) == 4
+            for _, writer in opened:
+                writer.close()
+            await asyncio.gather(*ends, return_exceptions=True)
+
     asyncio.run(scenario())
 
 

@@ -15,7 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Completing = Callable[[web.Request, Dialect], Awaitable[tuple[ChatRequest, ChatReply]]]
 Count = Callable[[Sequence[Message], Sequence[EnvironmentTool]], int]
 MAX_OPEN = 32  # requests of one episode at a time
+_SILENT = dict[web.RequestHandler, str]()  # connections without a request to all servers here, and their peers
 
 
 class Inbox:
@@ -186,11 +187,10 @@ async def chat_runner(
         check_key: raises RequestRefused for a request without a valid key.
         max_bytes: of a request.
     """
-    silent = dict[web.RequestHandler, str]()  # connections without a request, and their peers
 
     @web.middleware
     async def made_a_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-        silent.pop(request.protocol, None)
+        _SILENT.pop(request.protocol, None)
         return await handler(request)
 
     async def models(request: web.Request) -> web.Response:
@@ -219,10 +219,10 @@ async def chat_runner(
 
     def accept_some(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         accept(handler, transport)
-        for each in [each for each in silent if each.transport is None]:
-            del silent[each]  # it was closed
-        silent[handler] = peer = str(transport.get_extra_info("peername", ("",))[0])
-        if list(silent.values()).count(peer) > most:
+        for each in [each for each in list(_SILENT) if each.transport is None]:  # it was closed
+            _SILENT.pop(each, None)
+        _SILENT[handler] = peer = str(transport.get_extra_info("peername", ("",))[0])
+        if list(_SILENT.values()).count(peer) > most:
             transport.abort()
 
     runner.server.connection_made = accept_some  # type: ignore[method-assign]  # aiohttp has no limit of its own
@@ -268,23 +268,23 @@ async def listening(runner: web.AppRunner, host: str, port: int) -> AsyncIterato
     At its end the server is cleaned up, also one that could not listen. Port 0: any.
     """
     sockets, loop = list[socket.socket](), asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, address in dict.fromkeys((family, address) for family, *_, address in found):
-            sockets.append(socket.create_server((address[0], port, *address[2:]), family=family))
-            port = sockets[-1].getsockname()[1]
-            await web.SockSite(runner, sockets[-1]).start()
-        yield port
-    finally:
-        # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
-        for each in sockets:
-            loop.remove_reader(each)
+    with ExitStack() as opened:
         try:
-            await asyncio.sleep(0)
-        finally:  # also when it is cancelled
-            await runner.cleanup()
+            found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, address in dict.fromkeys((family, address) for family, *_, address in found):
+                server = socket.create_server((address[0], port, *address[2:]), family=family)
+                sockets.append(opened.enter_context(server))
+                port = server.getsockname()[1]
+                await web.SockSite(runner, server).start()
+            yield port
+        finally:
+            # closing a server leaks a connection that was accepted in this cycle of the loop (CPython issue 109564)
             for each in sockets:
-                each.close()
+                loop.remove_reader(each)
+            try:
+                await asyncio.sleep(0)
+            finally:  # also when it is cancelled
+                await runner.cleanup()
 
 
 async def read_body(http: web.Request) -> str:
