@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +17,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from condensegrpo.assembly.policy import writer_folder
 from condensegrpo.cli.process import SWEEP, StopRequest, outlived_streams
 from condensegrpo.config.study import Study, find_study, load_study
 from condensegrpo.core.wording import plural
 from condensegrpo.display import theme
 from condensegrpo.display.console import waiting_for
 from condensegrpo.learner.launchers import check_alone
-from condensegrpo.storage.environment import edited_inputs
+from condensegrpo.storage.environment import edited_inputs, sha256_of
 from condensegrpo.storage.files import make_folder, write_atomically
 from condensegrpo.storage.run_folder import RunFolder
 from condensegrpo.training.sweep import (
@@ -80,7 +82,9 @@ def run_sweep(study: Study, out: Path | None, *, parallel: int, launch: Launch, 
         unchecked = [run for run in runs if planned.states[run.name] is not RunState.FINISHED]
         display.phase(title, len(unchecked))
         check_runs(display.counted(unchecked))
-    edited = {run.name: files for run in runs if (files := edited_inputs(run.folder.path))}
+        hash_of = cache(sha256_of)  # the runs have their writers in common
+        folders = {run.name: run.folder.path for run in runs}
+        edited = {name: files for name, run in folders.items() if (files := edited_inputs(run, writer_folder, hash_of))}
     for file in sorted({file for files in edited.values() for file in files}):
         names = ", ".join(name for name, files in edited.items() if file in files)
         theme.console(sys.stderr).print(

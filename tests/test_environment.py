@@ -81,13 +81,13 @@ def test_a_writer_whose_folder_changed_is_named_whatever_folder_its_name_stands_
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(bytes(8 + number))
-    assert edited_inputs(tmp_path, {"runs/other": first}) == ()
+    assert edited_inputs(tmp_path, {"runs/other": first}.get) == ()
     write_environment(tmp_path, writers={"runs/other": first})
-    assert edited_inputs(tmp_path, {"runs/other": first}) == ()
+    assert edited_inputs(tmp_path, {"runs/other": first}.get) == ()
     write_environment(tmp_path, writers={"runs/other": second})
-    assert edited_inputs(tmp_path, {"runs/other": second}) == ("runs/other",)
+    assert edited_inputs(tmp_path, {"runs/other": second}.get) == ("runs/other",)
     (first / "model.safetensors").write_bytes(b"other")
-    assert edited_inputs(tmp_path, {"runs/other": first}) == ("runs/other",)
+    assert edited_inputs(tmp_path, {"runs/other": first}.get) == ("runs/other",)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"folder": "', "\0"])

@@ -208,17 +208,28 @@ def test_a_dry_run_lists_what_would_run(finished: Path, study: Path, tmp_path: P
     assert "4 runs; 0 steps left" in done
 
 
-def test_a_plug_in_that_was_edited_since_is_named_with_its_runs(finished: Path, study: Path, tmp_path: Path) -> None:
+def test_a_plug_in_or_writer_that_was_edited_since_is_named_with_its_runs(
+    finished: Path, study: Path, tmp_path: Path
+) -> None:
     plugin, environment = tmp_path / "brief.py", finished / "efficient-seed1/environment.json"
     plugin.write_text("length = 3\n")
+    writer, removed = tmp_path / "writer", finished / "efficient-seed1/checkpoints/step_000000"
+    writer.mkdir()
+    (writer / "config.json").write_text("{}")
     before = environment.read_text()
-    environment.write_text(json.dumps({**json.loads(before), "plugins": {str(plugin): "the hash of what it was"}}))
+    inputs = {
+        "plugins": {str(plugin): "the hash of what it was"},
+        "writers": {str(writer): "the hash of what it was", str(removed): "the hash of what is not there"},
+    }
+    environment.write_text(json.dumps({**json.loads(before), **inputs}))
     try:
         done = run("sweep", str(study), "--out", str(finished), "--dry-run")
     finally:
         environment.write_text(before)
-    said = " ".join(done.stderr.split())
-    assert f"{plugin.name} was edited since these runs were started: efficient-seed1. Remove their folders" in said
+    said = "".join(done.stderr.split())  # wrapped
+    for edited in (plugin, writer):
+        assert f"{edited}waseditedsincetheserunswerestarted:efficient-seed1.Removetheirfolders" in said
+    assert removed.name not in said
 
 
 def test_pilots_have_the_arms_of_the_study_and_other_seeds(study: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Finds the policy that an argument names: the newest checkpoint of a run, a checkpoint, a model folder or a Hub id."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from condensegrpo.config.load import CONFIG_FILE
@@ -58,6 +58,16 @@ def frozen_writers(configs: Iterable[RunConfig]) -> dict[str, str]:
     """
     names = {each.rollout.condense.writer for each in configs} - {"policy", "initial"}
     return {name: model_of(name) for name in sorted(names)}
+
+
+def writer_folder(name: str) -> Path | None:
+    """The model folder of a ``rollout.condense.writer``; None: it is not here, or no longer."""
+    from condensegrpo.learner.model_folder import local_source
+
+    with suppress(RunError):
+        if (folder := local_source(model_of(name))) is not None:
+            return Path(folder)
+    return None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from importlib import metadata
@@ -21,18 +21,31 @@ ENVIRONMENT = "environment.json"
 PACKAGES = ("condensegrpo", "torch", "transformers", "deepspeed", "peft", "vllm", "datasets", "pydantic")
 
 
-def edited_inputs(run: Path, writers: Mapping[str, Path] = {}) -> tuple[str, ...]:
+def sha256_of(path: Path) -> str:
+    """The hash of a file, or of the files of a folder one after another."""
+    digest = hashlib.sha256()
+    for file in sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else (path,):
+        with file.open("rb") as opened:
+            hashlib.file_digest(opened, lambda: digest)
+    return digest.hexdigest()
+
+
+def edited_inputs(
+    run: Path, writer: Callable[[str], Path | None] = lambda _: None, hash_of: Callable[[Path], str] = sha256_of
+) -> tuple[str, ...]:
     """The plug-ins and writers that are not what they were when a run began to use them, as far as that is known.
 
     A file that is not there is not among them: the run may have been moved.
 
     Args:
-        writers: as of ``write_environment``.
+        writer: the model folder of a ``rollout.condense.writer``; None: it is not known.
+        hash_of: ``sha256_of``; of several runs it may remember what they share.
     """
-    inputs = {**{name: Path(name) for name in _known(run, "plugins")}, **writers}
-    known = _known(run, "plugins") | _known(run, "writers")
-    present = (name for name, path in inputs.items() if name in known and path.exists())
-    return tuple(name for name in present if _sha256(inputs[name]) != known[name])
+    plugins, writers = _known(run, "plugins"), _known(run, "writers")
+    inputs = {**{name: Path(name) for name in plugins}, **{name: writer(name) for name in writers}}
+    known = plugins | writers
+    present = ((name, path) for name, path in inputs.items() if path is not None and path.exists())
+    return tuple(name for name, path in present if hash_of(path) != known[name])
 
 
 def _known(run: Path, kind: str) -> dict[str, str]:
@@ -69,8 +82,8 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = (), writers: Ma
         "folder": os.getcwd(),
         "python": platform.python_version(),
         "packages": packages,
-        "plugins": {str(file): _sha256(file) for file in plugins if file.is_file()} | known["plugins"],
-        "writers": {name: _sha256(writers[name]) for name in writers.keys() - known["writers"]} | known["writers"],
+        "plugins": {str(file): sha256_of(file) for file in plugins if file.is_file()} | known["plugins"],
+        "writers": {name: sha256_of(writers[name]) for name in writers.keys() - known["writers"]} | known["writers"],
         "git_revision": revision,
         "git_modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")) if revision else None,
         "platform": platform.platform(),
@@ -86,15 +99,6 @@ def write_environment(folder: Path, *, plugins: Iterable[Path] = (), writers: Ma
         f"git revision: {revision or 'none'}\n"
         f"hardware: {_processor()}, {os.cpu_count()} CPUs, {'; '.join(gpus.splitlines()) if gpus else 'no GPU'}"
     )
-
-
-def _sha256(path: Path) -> str:
-    """The hash of a file, or of the files of a folder one after another."""
-    digest = hashlib.sha256()
-    for file in sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else (path,):
-        with file.open("rb") as opened:
-            hashlib.file_digest(opened, lambda: digest)
-    return digest.hexdigest()
 
 
 def _processor() -> str | None:

@@ -11,13 +11,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
 from condensegrpo.assembly.components import Components
 from condensegrpo.assembly.open_learner import choices, open_learner
-from condensegrpo.assembly.policy import frozen_writers
+from condensegrpo.assembly.policy import frozen_writers, writer_folder
 from condensegrpo.assembly.preflight import check_architecture, check_model
 from condensegrpo.assembly.runtime import close_sampler, open_sampler, open_writers, use_threads
 from condensegrpo.assembly.workers import GroupPlayer, RolloutPlayers
@@ -114,11 +113,10 @@ def run_training(
     edited: tuple[str, ...] = ()
     if ranks.rank() == 0:
         configs = [each.config for each in (components, *components.evaluations.values())]
-        models = {name: local_source(model) for name, model in frozen_writers(configs).items()}
-        writers = {name: Path(model) for name, model in models.items() if model is not None}
+        writers = {name: found for name in frozen_writers(configs) if (found := writer_folder(name)) is not None}
         if writers:
             observer.phase("comparing the files of rollout.condense.writer", None)
-        edited = edited_inputs(folder.path, writers)
+        edited = edited_inputs(folder.path, writers.get)
         observer.log_lines(write_environment(folder.path, plugins=plugin_files(config), writers=writers))
     changed = (f"{name} was edited since this run began to use it" for name in edited)
     for warning in (*changed, *_warnings(config, components.estimator.plugin)):
