@@ -1,7 +1,7 @@
 """``condensegrpo doctor``: checks this machine, a configuration on it without loading a model, and trials on GPUs.
 
 A trial of a sampler or of the learner may crash or hang, so it is a process:
-python -m condensegrpo.doctor NAME FILE [CONFIG [KEY=VALUE …]]
+python -m condensegrpo.cli.doctor NAME FILE [CONFIG [KEY=VALUE …]]
 """
 
 import json

@@ -16,9 +16,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import index
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 
 from condensegrpo.core.errors import ConfigError, concise, concise_class
 from condensegrpo.core.observer import Observer, Observers
@@ -211,15 +212,25 @@ def rollout(
     from condensegrpo.episodes.failures import check_failures
 
     _check_observer(observer)
-    for name, count in (("n", n), ("problems", len(problems) if isinstance(problems, Sequence) else problems)):
-        if not isinstance(count, int) or count < 1:
-            raise ConfigError(f"reading the arguments: {name} is {count!r}, wanted at least 1.")
+    samples = _count("n", n)
+    count = _count("problems", len(problems) if isinstance(problems, Sequence) else problems)
     components, source = _built(config, overrides, parts, model)
-    posed = components.problems(split)[:problems] if isinstance(problems, int) else problems
+    posed = problems if isinstance(problems, Sequence) else components.problems(split)[:count]
     with _shown(observer) as shown:
-        sampled, failures = sample_rollouts(components, source, posed, n=n, observer=shown)
+        sampled, failures = sample_rollouts(components, source, posed, n=samples, observer=shown)
         check_failures([failures], shown)
     return sampled
+
+
+def _count(name: str, given: SupportsIndex) -> int:
+    """An argument that is a number of things; it may be one of numpy."""
+    try:
+        count = index(given)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ConfigError(f"reading the arguments: {name} is {given!r}, wanted a whole number of at least 1.")
+    return count
 
 
 def sample_rollouts(

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import ledger_episode, scored, write_tokenizer
 from command import run, run_as_the_interpreter, succeed
@@ -161,6 +162,9 @@ def test_a_trajectory_is_printed_and_drawn_for_a_notebook(demo: cg.Run, capsys: 
     assert "&lt;answer&gt; 6" in html
     assert "<answer>" not in html  # texts of a model are text
     assert "1/0/1" in several._repr_html_()
+    assert not [line for line in (shown + re.sub("<.*?>", "", html)).splitlines() if line.endswith(" ")]
+    file = demo.path / "trajectories/step_000001.parquet"
+    assert repr(several.batch) == f"TrajectoryBatch({str(file)!r}, 'step 1', trajectories=2)"
     assert (len(several[:1]), repr(several[0])) == (1, "Rollout('1/0/0', correct=0, stop='answered')")
 
 
@@ -327,7 +331,8 @@ def test_a_part_that_raises_is_named_without_an_option_of_the_command_line(
 
 def test_problems_of_ones_own_are_posed(config: Path) -> None:
     own = [Problem(id="mine", question="1 + 2?", answer="3")]
-    only = cg.rollout(config, problems=own, task=Sums(), tools=[price], sampler=ScriptedSampler(talk))[0]
+    one: Any = np.int64(1)  # as of a table
+    only = cg.rollout(config, n=one, problems=own, task=Sums(), tools=[price], sampler=ScriptedSampler(talk))[0]
     assert (only.trajectory.problem_id, only.score.correct) == ("mine", 1.0)
 
 
@@ -354,8 +359,8 @@ class Broken:
         ({"task": Sums(), "reward": object()}, (), "object has no method of a reward"),
         ({"task": Sums()}, ({"train.steps": 3},), "found {'train.steps': 3}, wanted overrides such as 'train.steps=3'"),
         ({"task": Sums(), "sampler": object()}, (), "python:object: object has no sample"),
-        ({"task": Sums(), "n": "a"}, (), "n is 'a', wanted at least 1"),
-        ({"task": Sums(), "problems": 0}, (), "problems is 0, wanted at least 1"),
+        ({"task": Sums(), "n": 1.0}, (), r"n is 1\.0, wanted a whole number of at least 1"),
+        ({"task": Sums(), "problems": 0}, (), "problems is 0, wanted a whole number of at least 1"),
         ({"task": Sums(), "observer": 3}, (), "the observer: int has no phase, advance, step, evaluated"),
     ],
 )

@@ -1,10 +1,12 @@
 """Trajectories as values of Python: shown on a terminal and in notebooks, and as DataFrames."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, overload
 
-from rich.console import Console
+from rich.console import RenderableType
+from rich.text import Text
 
 from condensegrpo.core.errors import concise_class
 from condensegrpo.core.scored_trajectory import ScoredTrajectory, TrajectoryStats
@@ -66,10 +68,10 @@ class Rollout:
             tokens: also the sampled tokens with their log-probabilities.
             full: whole texts.
         """
-        self._draw(theme.console(), turn=turn, tokens=tokens, full=full)
+        theme.show(theme.console(), lambda _: self._parts(turn=turn, tokens=tokens, full=full))
 
     def _repr_html_(self) -> str:
-        return _html(self._draw)
+        return _html(lambda _: self._parts())
 
     def __repr__(self) -> str:
         return f"Rollout({self.id!r}, correct={self.figures.correct:g}, stop={self.figures.stop.value!r})"
@@ -78,15 +80,14 @@ class Rollout:
         """Its turns as they are shown, with their sampled ``tokens`` if requested."""
         return self.batch.open(self.record, tokens=tokens).turns
 
-    def _draw(self, console: Console, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> None:
+    def _parts(self, *, turn: int | None = None, tokens: bool = False, full: bool = False) -> Iterator[RenderableType]:
         views = self._views(tokens=tokens)
         credit = self.batch.group(self.record).credit_sentence(self.record)
-        console.print(heading(self.record, self.trajectory.detail, credit=credit, full=full))
-        console.print()
-        console.print(overview(views))
+        yield heading(self.record, self.trajectory.detail, credit=credit, full=full)
+        yield Text()
+        yield overview(views)
         shown = views if turn is None else views[turn : turn + 1]
-        for part in details(shown, full=full, media=media_of(self.batch.file)):
-            console.print(part)
+        yield from details(shown, full=full, media=media_of(self.batch.file))
 
 
 @concise_class
@@ -128,10 +129,10 @@ class Rollouts(Sequence[Rollout]):
 
     def show(self) -> None:
         """Print a line for each."""
-        self._draw(theme.console())
+        theme.show(theme.console(), self._parts)
 
     def _repr_html_(self) -> str:
-        return _html(self._draw)
+        return _html(self._parts)
 
     def __repr__(self) -> str:
         return f"Rollouts({len(self)})"
@@ -139,12 +140,13 @@ class Rollouts(Sequence[Rollout]):
     def _with_step(self, rows: Iterable[Row]) -> list[Row]:
         return [{"step": self.batch.number, **row} for row in rows]
 
-    def _draw(self, console: Console) -> None:
-        console.print(sibling_table("", [rollout.record for rollout in self], "", console.width))
+    def _parts(self, width: int) -> Iterator[RenderableType]:
+        yield sibling_table("", [rollout.record for rollout in self], "", width)
 
 
-def _html(draw: Callable[[Console], None]) -> str:
+def _html(parts: Callable[[int], Iterable[RenderableType]]) -> str:
     """The output for a notebook, as on a terminal with colours. Markup in texts is escaped."""
     console = theme.recorder()
-    draw(console)
-    return console.export_html(code_format=HTML, inline_styles=True)
+    theme.show(console, parts)
+    drawn = console.export_html(code_format=HTML, inline_styles=True)
+    return re.sub("(?m) +(?=( |<[^>]*>)*$)", "", drawn)  # blanks at the ends of lines, as ``show``

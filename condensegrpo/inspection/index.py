@@ -172,6 +172,9 @@ class TrajectoryBatch:
         self.success: float = compute.mean(table["correct"]).as_py() or 0.0  # the mean of ``correct``
         self.largest: int = compute.max(table["context_tokens"]).as_py() or 0  # context tokens of any trajectory
 
+    def __repr__(self) -> str:
+        return f"TrajectoryBatch({str(self.file)!r}, {self.title!r}, trajectories={self.trajectories})"
+
     @cached_property
     def number(self) -> int | None:
         """The step, if the file lies in a run folder or says it."""
