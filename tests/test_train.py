@@ -10,6 +10,8 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command import TINY, run, start, succeed, succeed_on_two_ranks
@@ -28,11 +30,13 @@ from runs import (
 )
 from waiting import eventually
 
-from condensegrpo.config.load import load_config
+from condensegrpo.config.load import find_config, load_config
+from condensegrpo.core.observer import Observer
 from condensegrpo.learner import checkpoint
 from condensegrpo.storage.evaluations import stored_evaluations
 from condensegrpo.storage.run_folder import RunFolder, read_metrics
 from condensegrpo.storage.trajectories import read_trajectories, write_trajectories
+from condensegrpo.training.initial_policy import WarmStart
 
 
 @pytest.fixture(scope="module")
@@ -293,6 +297,21 @@ def test_a_warm_start_that_was_stopped_in_a_later_round_probes_no_round_again(tm
     out = succeed("train", "--resume", str(tmp_path / "stopped"))
     assert "of round 2" in out
     assert out.count("single turns are sound") == 1  # after the second round
+
+
+def test_a_warm_start_of_more_rounds_than_are_wanted_now_ends_with_its_last(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "origin/warm"
+    for folder in (source, target.with_name(".round-1"), target.with_name(".round-2")):
+        folder.mkdir(parents=True)
+        (folder / "name").write_text(folder.name)
+    chosen = load_config(find_config("quickstart"), ["warm_start.max_rounds=1", "warm_start.probe_target=0.5"])
+    unused: Any = None
+    components: Any = SimpleNamespace(config=chosen)
+    WarmStart(
+        components=components, media=None, renderer=unused, demonstrations=unused, observer=Observer(), stopping=unused
+    ).run(str(source), target)
+    assert (target / "name").read_text() == ".round-2"
+    assert source.is_dir()
 
 
 def test_ctrl_c_in_the_warm_start_saves_it(tmp_path: Path) -> None:

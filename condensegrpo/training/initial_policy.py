@@ -115,9 +115,10 @@ class WarmStart:
 
     def run(self, source: str, target: Path) -> None:
         """Train the model of folder ``source``, and publish it as folder ``target``. Every rank must call it."""
-        settings, trained = self.settings, source
+        settings = self.settings
         # looked up on rank 0 alone: other nodes' caches may know removed ones
         whole, steps = ranks.from_first((_whole_rounds(target), max(checkpoint.steps(_checkpoints(target)), default=0)))
+        trained = str(_round_folder(target, whole)) if whole else source
         for number in range(max(whole, 1), settings.max_rounds + 1):
             after = _round_folder(target, number)
             if number > whole:
