@@ -402,13 +402,17 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_files_only(tmp_pa
 # --- metrics
 
 
-def test_metrics_read_back_without_a_cut_off_last_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 3 << 20])
+def test_metrics_read_back_without_a_cut_off_last_line(tmp_path: Path, size: int) -> None:
     path = tmp_path / "metrics.jsonl"
     JsonlTracker(path).log(1, {"success": 0.25})
     JsonlTracker(path).log(2, {"success": 0.5, "eval/success": 0.75})
     with path.open("a") as file:
-        file.write('{"step": 3, "succ')
-    assert read_metrics(path) == ({"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "eval/success": 0.75})
+        file.write('{"step": 3, "succ' + "c" * size)
+    whole = ({"step": 1, "success": 0.25}, {"step": 2, "success": 0.5, "eval/success": 0.75})
+    assert read_metrics(path) == whole
+    JsonlTracker(path).log(3, {"success": 1.0})  # removes it
+    assert read_metrics(path) == (*whole, {"step": 3, "success": 1.0})
 
 
 def test_no_metrics_file_is_no_metrics(tmp_path: Path) -> None:

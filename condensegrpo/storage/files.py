@@ -21,7 +21,7 @@ TEMPORARY = ".tmp-"  # in the name of what is being written, or was when a proce
 REPLACED = f"{TEMPORARY}old-"  # in the name of a folder that stands aside while another takes its place
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HEAD = 64  # bytes that tell
-LONGEST_LINE = 1 << 20  # bytes of a line that is appended, at most
+BLOCK = 1 << 16  # bytes that are read at a time
 
 
 def user_cache() -> Path:
@@ -168,8 +168,12 @@ def writing(path: Path) -> Iterator[None]:
 def _end_of_last_line(descriptor: int) -> int:
     """Where the last complete line of a file ends, in bytes."""
     end = os.fstat(descriptor).st_size
-    start = max(0, end - LONGEST_LINE)
-    return start + os.pread(descriptor, end - start, start).rfind(b"\n") + 1
+    while end:
+        start = max(0, end - BLOCK)
+        if newline := os.pread(descriptor, end - start, start).rfind(b"\n") + 1:
+            return start + newline
+        end = start
+    return 0
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
