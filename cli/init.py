@@ -113,6 +113,7 @@ def _texts(name: str, kind: Episodes, model: str) -> Mapping[str, str]:
         "output": 12 if tiny else 256,
         "warm_start": WARM_START if tiny else "sampler: {name: transformers}  # vllm is faster on a GPU",
         "rate": "1.0e-3" if tiny else "1.0e-6",
+        "threads": ", threads: 1" if tiny else "",  # several only wait for each other
     }
     sources = {f"{name}.py": f"{kind.value}.py", f"{name}.yaml": "config.yaml", f"test_{name}.py": "test.py"}
     folder = files("condensegrpo.cli") / "templates"

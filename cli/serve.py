@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -249,10 +250,15 @@ def _recorded(config: RunConfig, model: str, out: Path) -> Iterator[Callable[[Tr
         ended = f"{trajectory.problem_id}: {replies}, {trajectory.stop}. {trajectory.detail}"
         typer.echo(shown(ended.rstrip()), err=True)
 
-    with run.locked(), ThreadPoolExecutor(1) as writer:  # a slow disk delays no turn
-        write_atomically(run.config, dump_config(config))
-        save_tokenizer(model, run.path)
-        yield record
+    try:
+        with run.locked(), ThreadPoolExecutor(1) as writer:  # a slow disk delays no turn
+            write_atomically(run.config, dump_config(config))
+            save_tokenizer(model, run.path)
+            yield record
+    except RunError:  # it could not listen: without a session the folder would be in the way of the next start
+        if not run.steps():
+            shutil.rmtree(run.path)
+        raise
     if lost:
         names = ", ".join(lost[:5]) + ", …" * (len(lost) > 5)
         typer.echo(shown(f"{plural(len(lost), 'session')} not recorded: {names}"), err=True)

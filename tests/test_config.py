@@ -367,6 +367,8 @@ def test_faults_between_keys_are_reported_at_once(small: Path) -> None:
         ("rollout.tools.use=[3]", ["rollout.tools.use.0: found 3, wanted a string or a mapping of keys"]),
         ("rollout.tools.format={name: 3}", ["rollout.tools.format.name: found 3, wanted a string"]),
         ("learner.compile_layers=x", ["learner.compile_layers: found 'x', wanted a boolean or 'auto'"]),
+        ("num_generations=4", ["num_generations: unknown key. It is train.samples_per_problem here."]),
+        ("actor_rollout_ref.rollout.n=4", ["actor_rollout_ref: unknown key. It is of verl; condensegrpo explain KEY"]),
         ("model.dtype=float16", ["model.dtype: found 'float16'; wanted auto, float32 or bfloat16"]),
         ("learner.optimiser.betas=[1, 2, 3]", ["learner.optimiser.betas: found [1, 2, 3], wanted at most 2 items"]),
     ],

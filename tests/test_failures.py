@@ -11,7 +11,7 @@ from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason
-from condensegrpo.episodes.failures import FailureWatch, check_failures, failures_of
+from condensegrpo.episodes.failures import FailureWatch, check_failures, failures_of, mostly_cut
 
 
 class Listening(Observer):
@@ -101,3 +101,13 @@ def test_most_failures_of_two_steps_in_a_row_are_an_error_that_counts_the_kinds(
     all_failed = failures_of(rank[:2])  # a higher limit would not help
     with pytest.raises(TooManyFailed, match=r"all 2 trajectories failed, 2 of them like this: .* \(mine.py:3\)\.$"):
         check_failures([all_failed], Observer(), max_failed=0.5)
+
+
+def test_most_trajectories_that_ran_out_of_tokens_are_a_sentence() -> None:
+    def batch(*stops: StopReason) -> list[ScoredTrajectory]:
+        return [scored(replace(trajectory(stop=stop), detail="needs 38 tokens"), 0.0, correct=0.0) for stop in stops]
+
+    overflow, answered = StopReason.CONTEXT_OVERFLOW, StopReason.ANSWERED
+    said = "2 of 3 trajectories ended as context_overflow: needs 38 tokens"
+    assert mostly_cut(batch(answered, overflow, overflow)) == said
+    assert mostly_cut(batch(answered, overflow)) == ""

@@ -77,6 +77,8 @@ def test_three_questions_are_asked_and_the_result_trains(tmp_path: Path, monkeyp
     small = ("warm_start.steps=2", "train.steps=1", "train.problems_per_step=2", "evaluate.problems=4")
     done = run("train", "counting.yaml", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "not rehearsed: the condenser last_k, which had nothing to condense" in done.stdout
+    assert "threads: 1" in (tmp_path / "counting.yaml").read_text()
     assert [line["step"] for line in read_metrics(tmp_path / "runs" / "counting" / "metrics.jsonl")] == [0, 1, 1]
 
 

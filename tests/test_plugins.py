@@ -332,7 +332,7 @@ def test_a_reward_function_as_other_trainers_take_it_is_told_what_one_takes_here
         PluginError, match=r"own.py:1\): it is a function of \(.*\). A reward is one of \(trajectory, problem\)\.$"
     ):
         build_plugin("rewards", f"{path}:paid", {})
-    called = r"the option bonus is missing.* A function is called once, with its options, and returns the plug-in\.$"
+    called = r"bonus is missing.* is called once, with its options, and returns the plug-in\. A function of \(traj"
     with pytest.raises(PluginError, match=called):
         build_plugin("rewards", f"{path}:made", {})
 

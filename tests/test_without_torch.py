@@ -41,6 +41,9 @@ def test_the_commands_that_need_no_extra_run_without_it(tmp_path: Path) -> None:
         )
         program = partial(without_the_extra, *more)
         done = run("play", "quickstart", "--replies", "replies.yaml", cwd=tmp_path, program=program)
+    assert not (tmp_path / "runs").exists() or not any(
+        (tmp_path / "runs").iterdir()
+    )  # no folder is in the next one's way
     assert re.fullmatch(rf"error: listening on 127\.0\.0\.1:{port}: .*\n", done.stderr), done.stderr
     shown = (
         "reply      <answer> 7 </answer>",

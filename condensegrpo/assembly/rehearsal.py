@@ -120,6 +120,11 @@ def rehearse(
             f"checking rollout.limits.max_context_tokens: with rollout.limits.max_output_tokens it makes {longest} "
             f"tokens, and the model has {max_positions} positions. Lower one of them{cure}."
         )
+    condensed = any(turn.condensation for each in scored for turn in each.trajectory.turns)
+    if not condensed and config.condenser.name != "full":
+        notes.append(
+            f"not rehearsed: the condenser {config.condenser.label}, which had nothing to condense in these episodes"
+        )
     components.condenser.counts()  # those of the run begin at 0
     if renderer.chosen != NO_FAMILY:
         notes.append(f"prompts and replies: {renderer.chosen}")

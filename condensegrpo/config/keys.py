@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from condensegrpo.config.foreign_keys import FOREIGN_KEYS
 from condensegrpo.config.options import installed_options
 from condensegrpo.config.schema import RunConfig
 from condensegrpo.config.section import keys_of
@@ -20,76 +21,6 @@ from condensegrpo.episodes.settings import ToolLimits
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "boolean", "object": "mapping"}
 FREE_MAPPING = "mapping"  # the type of a key below which any key may stand
-FOREIGN_KEYS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
-    "num_generations": "train.samples_per_problem",
-    "generation_batch_size": "train.problems_per_step",
-    "max_steps": "train.steps",
-    "num_train_epochs": "train.steps",
-    "num_iterations": "algorithm.updates_per_batch",
-    "per_device_train_batch_size": "learner.tokens_per_micro_batch",
-    "gradient_accumulation_steps": "learner.tokens_per_micro_batch",
-    "gradient_checkpointing": "learner.checkpoint_activations",
-    "max_completion_length": "rollout.limits.max_output_tokens",
-    "max_prompt_length": "rollout.limits.max_context_tokens",
-    "max_tool_calling_iterations": "rollout.limits.max_turns",
-    "chat_template_kwargs": "rollout.template_options",
-    "model_name_or_path": "model.path",
-    "bf16": "model.dtype",
-    "learning_rate": "learner.optimiser.lr",
-    "lr_scheduler_type": "learner.optimiser.schedule",
-    "max_grad_norm": "learner.optimiser.grad_clip",
-    "reward_funcs": "reward.name",
-    "reward_weights": "reward.options.parts",
-    "scale_rewards": "algorithm.advantage.options.scale",
-    "epsilon": "algorithm.loss.options.clip_low",
-    "epsilon_high": "algorithm.loss.options.clip_high",
-    "delta": "algorithm.loss.options.dual_clip",
-    "beta": "algorithm.kl.coefficient",
-    "loss_type": "algorithm.aggregation.mode",
-    "importance_sampling_level": "algorithm.loss.name",
-    "vllm_importance_sampling_cap": "algorithm.importance.cap",
-    "mask_truncated_completions": "algorithm.stops.handling",
-    "use_vllm": "sampler.name",
-    "vllm_mode": "sampler.name",
-    "vllm_gpu_memory_utilization": "sampler.options.engine.gpu_memory_utilization",
-    "vllm_tensor_parallel_size": "sampler.options.engine.tensor_parallel_size",
-    "eval_steps": "train.eval_every",
-    "save_steps": "train.save_every",
-    "save_total_limit": "train.keep_checkpoints",
-    "output_dir": "runs_dir",
-    "run_name": "name",
-    "report_to": "trackers",
-    "data.train_files": "task.data",
-    "data.val_files": "task.eval_data",
-    "data.train_batch_size": "train.problems_per_step",
-    "data.max_prompt_length": "rollout.limits.max_context_tokens",
-    "data.max_response_length": "rollout.limits.max_output_tokens",
-    "custom_reward_function": "reward.name",
-    "adv_estimator": "algorithm.advantage.estimator",
-    "algorithm.adv_estimator": "algorithm.advantage.estimator",
-    "norm_adv_by_std_in_grpo": "algorithm.advantage.options.scale",
-    "actor_rollout_ref.model.path": "model.path",
-    "actor_rollout_ref.actor.optim.lr": "learner.optimiser.lr",
-    "actor_rollout_ref.actor.ppo_epochs": "algorithm.updates_per_batch",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "learner.tokens_per_micro_batch",
-    "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl.coefficient",
-    "actor_rollout_ref.actor.clip_ratio": "algorithm.loss.options.clip_low",
-    "actor_rollout_ref.actor.clip_ratio_low": "algorithm.loss.options.clip_low",
-    "actor_rollout_ref.actor.clip_ratio_c": "algorithm.loss.options.dual_clip",
-    "actor_rollout_ref.actor.loss_agg_mode": "algorithm.aggregation.mode",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "learner.sequence_parallel",
-    "actor_rollout_ref.rollout.n": "train.samples_per_problem",
-    "actor_rollout_ref.rollout.name": "sampler.name",
-    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
-    "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": "rollout.limits.max_turns",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "sampler.options.engine.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "sampler.options.engine.tensor_parallel_size",
-    "trainer.total_training_steps": "train.steps",
-    "trainer.test_freq": "train.eval_every",
-    "trainer.save_freq": "train.save_every",
-    "trainer.experiment_name": "name",
-    "trainer.logger": "trackers",
-}
 
 
 class Key(NamedTuple):

@@ -143,6 +143,8 @@ def _factory_and_arguments(
         )
     makes = inspect.isfunction(factory) and not is_reward
     hint = " A function is called once, with its options, and returns the plug-in." if makes else ""
+    if makes and kind == "rewards":
+        hint += " A function of (trajectory, problem), by these names, is a reward by itself."
     return factory, _checked(parameters, where, options, supplied=supplied, hint=hint)
 
 

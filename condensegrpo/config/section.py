@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from condensegrpo.config.foreign_keys import FOREIGN_KEYS
 from condensegrpo.config.yaml_tree import KeyPath, Tree, is_within, key_of, leaves
 from condensegrpo.core.credentials import shown_override, without_credentials
 from condensegrpo.core.errors import ConfigError
@@ -158,6 +159,11 @@ def key_suggestion(sections: Sequence[type], path: Sequence[object]) -> str:
     within = sections_at(sections, outer)[:1]
     known = [key for section in within for key in keys_of(section)]
     inner = next((key for each in within for key in _nested_keys(each) if key.endswith(f".{name}")), None)
+    dotted = ".".join(map(str, path))
+    if dotted in FOREIGN_KEYS:
+        return f"It is {FOREIGN_KEYS[dotted]} here."
+    if any(is_within(key, dotted) for key in FOREIGN_KEYS):
+        return "It is of verl; condensegrpo explain KEY says what a key of verl is called here."
     near = f"Did you mean {inner!r}?" if inner else did_you_mean(str(name), known).strip()
     return near or (f"Known here: {', '.join(known)}." if known else "It has no keys.")
 

@@ -9,6 +9,7 @@ from condensegrpo.core.failures import PluginFailure
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.scored_trajectory import ScoredTrajectory
 from condensegrpo.core.trajectory import StopReason
+from condensegrpo.core.wording import plural
 
 # stops by an error, not by a decision
 FAILURES = frozenset({StopReason.SAMPLER_ERROR, StopReason.ENVIRONMENT_ERROR, StopReason.REWARD_ERROR})
@@ -95,6 +96,15 @@ def check_failures(ranks: Sequence[Failures], observer: Observer, *, max_failed:
     if failures.exceed(max_failed):
         limit = f" That is more than train.max_failed={max_failed:g} of them: fix the cause, or raise the key."
         raise TooManyFailed(f"{failures.described()}.{limit if failures.failed < failures.trajectories else ''}")
+
+
+def mostly_cut(scored: Sequence[ScoredTrajectory]) -> str:
+    """A sentence if more than half of the trajectories ended for a lack of tokens, so that little is learned."""
+    for stop in (StopReason.CONTEXT_OVERFLOW, StopReason.OUTPUT_LENGTH):
+        cut = [each.trajectory for each in scored if each.trajectory.stop is stop]
+        if 2 * len(cut) > len(scored):
+            return f"{len(cut)} of {plural(len(scored), 'trajectory', 'trajectories')} ended as {stop}: {cut[0].detail}"
+    return ""
 
 
 def _together(ranks: Sequence[Failures]) -> Failures:

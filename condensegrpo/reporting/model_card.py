@@ -199,11 +199,11 @@ def _metadata(
     """The YAML that the Hub reads, with the rows of the exported step; what is not known, or no Hub id, is left out."""
     path, base = config.task.data, base_model(config)
     data = path if path and HUB_ID.fullmatch(path) and not Path(path).exists() else None
-    condenser = config.condenser.name.rpartition(":")[2]
+    condenser, task = config.condenser.name.rpartition(":")[2], portable(config.task.name)
     results = [
         {
             "task": {"type": kind},
-            "dataset": {"name": f"{config.task.name}, {row[0]}", "type": data or config.task.name},
+            "dataset": {"name": f"{task}, {row[0]}", "type": data or task},
             "metrics": [{"type": "success", "value": float(str(row[2]).split()[0]), "name": f"success {row[2]}"}],
         }
         for row in evaluated

@@ -27,7 +27,7 @@ from condensegrpo.core.errors import SamplerError, TooManyFailed
 from condensegrpo.core.failures import plugin_code
 from condensegrpo.core.observer import Observer
 from condensegrpo.core.protocols.sampler import Sampler
-from condensegrpo.episodes.failures import FailureWatch, failures_of
+from condensegrpo.episodes.failures import FailureWatch, failures_of, mostly_cut
 from condensegrpo.evaluation.evaluate import evaluate_variant
 from condensegrpo.evaluation.figures import metric_prefix
 from condensegrpo.learner import ranks
@@ -299,6 +299,8 @@ def _step(run: _Run, step: int, failing: FailureWatch, *, first: bool) -> dict[s
     began = time.monotonic()
     batch = run.prefetcher.take(step)
     failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
+    if first and (cut := mostly_cut(batch.trajectories)):
+        run.observer.notice(cut)
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
     if run.prefetcher.idle:
         with plugin_code("letting the sampler sleep", SamplerError):
