@@ -184,11 +184,17 @@ def proxy(
 @contextmanager
 def _proxy(config: RunConfig, model: str, out: Path, options: Mapping[str, Any]) -> "Iterator[Proxy]":
     """The proxy of a configuration with its run folder, and with these ``options``."""
-    from condensegrpo.assembly.build import build_components
+    from condensegrpo.assembly.build import build_components, build_condenser
     from condensegrpo.assembly.runtime import check_sampler, open_sampler, renderer_for, trajectory_engine
     from condensegrpo.integrations.proxy import Proxy, RemoteAgent
 
     quiet_libraries()
+    if tools := build_condenser(config.condenser).tools():
+        names = ", ".join(tool.name for tool in tools)
+        raise ConfigError(
+            f"checking --condenser: with {config.condenser.label} the policy decides by {names}, and an agent shows it "
+            f"other tools. Choose a condenser that decides by itself."
+        )
     components = build_components(config, objects={TASK: RemoteAgent()})
     check_sampler(config)
     media = MediaFolder(out / "media")

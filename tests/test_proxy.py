@@ -194,6 +194,7 @@ def test_any_chat_endpoint_can_be_condensed_for_and_is_recorded_as_text(tmp_path
         (("--upstream", "localhost", "--condenser", "full"), "url is 'localhost'"),
         (("--upstream", "http://h/v1", "--condenser", "full, truncate"), "found 2 condensers, wanted one"),
         (("--upstream", "http://h/v1", "--condenser", "ful"), "full"),
+        (("--upstream", "http://h/v1", "--condenser", "fold"), "with fold the policy decides by branch, return"),
         (("--upstream", "http://h/v1", "--condenser", "full", "rollout.limit=3"), "rollout.limit"),
     ],
 )
