@@ -1,4 +1,4 @@
-"""What ``condensegrpo inspect`` shows of a run, chosen by options or moved by keys, and written as a page.
+"""The trajectories that ``condensegrpo inspect`` shows: chosen by options, moved by keys, written as a page.
 
 It knows nothing of the screen: what may take long can run in a thread.
 """

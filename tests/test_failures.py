@@ -104,10 +104,7 @@ def test_most_failures_of_two_steps_in_a_row_are_an_error_that_counts_the_kinds(
 
 
 def test_most_trajectories_that_ran_out_of_tokens_are_a_sentence() -> None:
-    def batch(*stops: StopReason) -> list[ScoredTrajectory]:
-        return [scored(replace(trajectory(stop=stop), detail="needs 38 tokens"), 0.0, correct=0.0) for stop in stops]
-
-    overflow, answered = StopReason.CONTEXT_OVERFLOW, StopReason.ANSWERED
+    overflow, answered = (StopReason.CONTEXT_OVERFLOW, "needs 38 tokens"), (StopReason.ANSWERED, "")
     said = "2 of 3 trajectories ended as context_overflow: needs 38 tokens"
-    assert mostly_cut(batch(answered, overflow, overflow)) == said
-    assert mostly_cut(batch(answered, overflow)) == ""
+    assert mostly_cut([answered, overflow, overflow]) == said
+    assert mostly_cut([answered, overflow]) == ""

@@ -143,9 +143,8 @@ class SharingPlayer:
         """``samples`` scored trajectories of every group of a batch; see ``LocalPlayer.play``."""
         sent = WorkerBatch(self.settings, self.sampler.client(), tuple(batch), samples, run_seed, step)
         scored, reports = await self.pool.play(sent, on_scored)
-        self.condensing_seconds += max(
-            (report.condensing_seconds for report in reports), default=0.0
-        )  # they condense at the same time
+        # they condense at the same time
+        self.condensing_seconds += max((report.condensing_seconds for report in reports), default=0.0)
         for report in reports:
             self.counted.update(report.counts)
         return scored

@@ -1,4 +1,4 @@
-"""What TRL and verl call our keys."""
+"""The keys of TRL and verl, with the keys that stand for them here."""
 
 FOREIGN_KEYS = {  # of GRPOConfig in TRL, and of verl; see docs/reference/glossary.md
     "num_generations": "train.samples_per_problem",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """Where a configuration names the plug-ins of a kind."""
+    """The place in a configuration that names the plug-ins of a kind."""
 
     section: str  # that holds their options; of a list the key, followed by []
     key: str = "name"  # of the section, whose value is the name; empty: the name may stand in place of the section

@@ -1,4 +1,4 @@
-"""What the application of ``condensegrpo inspect`` draws: the line at the top, the rows of lists, the tabs of a turn.
+"""Draws the application of ``condensegrpo inspect``: the line at the top, the rows of lists, the tabs of a turn.
 
 Every distinction has a glyph or a word beside its colour.
 """

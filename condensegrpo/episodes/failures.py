@@ -98,12 +98,16 @@ def check_failures(ranks: Sequence[Failures], observer: Observer, *, max_failed:
         raise TooManyFailed(f"{failures.described()}.{limit if failures.failed < failures.trajectories else ''}")
 
 
-def mostly_cut(scored: Sequence[ScoredTrajectory]) -> str:
-    """A sentence if more than half of the trajectories ended for a lack of tokens, so that little is learned."""
-    for stop in (StopReason.CONTEXT_OVERFLOW, StopReason.OUTPUT_LENGTH):
-        cut = [each.trajectory for each in scored if each.trajectory.stop is stop]
-        if 2 * len(cut) > len(scored):
-            return f"{len(cut)} of {plural(len(scored), 'trajectory', 'trajectories')} ended as {stop}: {cut[0].detail}"
+def mostly_cut(ends: Sequence[tuple[StopReason, str]]) -> str:
+    """A sentence if more than half of the trajectories ended for a lack of tokens, so that little is learned; or "".
+
+    Args:
+        ends: stop and detail of the trajectories of all ranks.
+    """
+    for wanting in (StopReason.CONTEXT_OVERFLOW, StopReason.OUTPUT_LENGTH):
+        cut = [detail for stop, detail in ends if stop is wanting]
+        if 2 * len(cut) > len(ends):
+            return f"{len(cut)} of {plural(len(ends), 'trajectory', 'trajectories')} ended as {wanting}: {cut[0]}"
     return ""
 
 

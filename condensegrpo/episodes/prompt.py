@@ -174,9 +174,8 @@ async def _condensing(
             condensed = _joined(condensed, answer, wrote=len(writer.texts) > len(condensed.rejected))
         note = answer.note or (start.note if condensed.note is None else history.note)
         history = history.with_captions(answer.captions).with_note(note)
-        room = (
-            0 if call == REPEATS else int(USER_SHARE * first.tokens)
-        )  # the last call fits by what the condenser shows
+        # after the last call only the condenser's units are shown
+        room = 0 if call == REPEATS else int(USER_SHARE * first.tokens)
         units = with_messages_of_user(history, condensed.units, room=room)
         wrote = condensed.note is not None or len(writer.texts) > len(condensed.rejected)
         if last is not None and units == unchanged and not wrote:  # a used text is a turn: what follows is declared

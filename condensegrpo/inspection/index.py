@@ -335,7 +335,7 @@ class TrajectoryBatch:
 
     @cached_property
     def _config(self) -> "RunConfig | None":
-        """Of the run at this step; None: there is none that can be read. The first screen does not need it."""
+        """The configuration of the run at this step; None: none can be read. The first screen does not need it."""
         from condensegrpo.config.load import load_config  # imports pydantic: only when needed
         from condensegrpo.config.resumed import config_at
 
@@ -349,7 +349,7 @@ class TrajectoryBatch:
 
     @cached_property
     def _credit(self) -> dict[str, Credit]:
-        """With the terms of advantages, by trajectory."""
+        """The credit with the terms of advantages, by trajectory."""
         return credit_of(self.file) or {}
 
     def open(self, record: IndexedTrajectory, *, tokens: bool = False) -> "OpenedTrajectory":

@@ -119,7 +119,7 @@ def _turn(
     texts: Mapping[tuple[str, str], int],
     rewritings: dict[tuple[str, str], int],
 ) -> Values:
-    """What is shown of a turn beside what is stored of it; adds what was rewritten to ``rewritings``."""
+    """The values that the page shows of a turn beside the stored ones; adds rewritten texts to ``rewritings``."""
     turn, pieces = opened.turns[number], []  # the history: status, turn, index of the message, and of its rewriting
     for piece in opened.pieces(number):
         rewriting = None

@@ -35,7 +35,7 @@ class SampleSet:
 
     @property
     def texts(self) -> Iterable[str]:
-        """What may name pictures."""
+        """The texts that may name pictures."""
         for each in self.trajectories:
             yield each["question"] or ""
             yield from (text for turn in each["turns"] for text in turn["observations"])
@@ -99,7 +99,7 @@ def _chosen(records: Sequence[tuple[int, Fields]]) -> Iterable[tuple[str, int]]:
 
 
 def sample(reason: str, scored: ScoredTrajectory, credit: Credit | None) -> Sample:
-    """What the page shows of a trajectory, ``chosen`` for a reason; turns that it leaves out are missing by number."""
+    """The values that the page shows of a trajectory, ``chosen`` for a reason; numbers of omitted turns are missing."""
     trajectory = scored.trajectory
     views = turns(scored, credit, budget=0, tokenizer=None)
     used, shown = 0, []

@@ -57,7 +57,7 @@ class Seeds(Task):
         return {**(self.arguments or {}), **(self.eval_arguments or {} if split == "eval" else {})}
 
     def outcome_of(self, rewards: Sequence[float]) -> float:
-        """What an episode with these rewards was worth."""
+        """The outcome of an episode with these rewards."""
         return sum(rewards) if self.outcome == "sum" or not rewards else rewards[-1]
 
 

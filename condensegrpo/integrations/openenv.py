@@ -199,7 +199,7 @@ class OpenEnvEpisode(Environment):
         return await self._stepped({**(self._task.action or {}), self._field: value})
 
     def _outcome_at_end(self) -> float | None:
-        """What the episode was worth; None: it goes on."""
+        """The outcome of the episode; None: it goes on."""
         return self._task.outcome_of(self._connection.rewards) if self._connection.done else None
 
     async def _use(self, name: str, arguments: Mapping[str, Any], history: History) -> ToolResult:

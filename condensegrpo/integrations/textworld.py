@@ -129,8 +129,9 @@ class Game:
         return self._text(self._state.feedback), {}
 
     def step(self, command: str) -> tuple[str, float, bool, bool, Mapping[str, Any]]:
-        """What the game says to a command, and its worth so far. Commands of the interpreter, such as ``save``, are
-        not understood.
+        """Give a command; returns the answer of the game and its worth so far.
+
+        Commands of the interpreter, such as ``save``, are not understood.
         """
         self._commands += 1
         said = ANSWERS[0]

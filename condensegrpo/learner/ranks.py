@@ -141,7 +141,7 @@ def gather(value: T, thread: Thread = "main") -> list[T]:
 
 
 def on_every_rank(call: Callable[[], T], thread: Thread = "main") -> list[T]:
-    """What a call returns on each rank; if it fails on one, every rank raises that error and none waits for another."""
+    """The results of a call by rank; if it fails on one, every rank raises that error and none waits for another."""
     outcome: tuple[CondenseError | None, T | None]
     try:
         outcome = (None, call())

@@ -56,9 +56,8 @@ class ScriptedSampler(Sampler):
     async def sample(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """The next reply of the script."""
         prompt = tuple(prompt_ids)
-        reply = (
-            self._script(prompt) if callable(self._script) else next(self._script, None)
-        )  # before the wait: in order
+        # before the wait: in order
+        reply = self._script(prompt) if callable(self._script) else next(self._script, None)
         if reply is None:
             raise SamplerError(
                 f"sampling a reply to a prompt of {len(prompt)} tokens: the script has no further reply. Give "

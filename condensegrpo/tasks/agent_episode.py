@@ -45,12 +45,12 @@ class AgentEpisode(Environment):
         return self._conversation.begin(self._request.messages)
 
     def tools(self) -> Sequence[EnvironmentTool]:
-        """Those that the waiting request declares; the agent answers their calls."""
+        """The tools that the waiting request declares; the agent answers their calls."""
         return () if self._request is None else self._request.tools
 
     @property
     def stop_strings(self) -> Sequence[str]:
-        """Those of the waiting request."""
+        """The stop strings of the waiting request."""
         return () if self._request is None else self._request.stop
 
     def read_finish(self, finish: FinishReason) -> None:

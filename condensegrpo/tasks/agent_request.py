@@ -62,7 +62,7 @@ class Field:
         return encodable(self.value)
 
     def choice(self, known: Mapping[str, T]) -> T:
-        """What one of some texts stands for."""
+        """The value that a text, one of ``known``, stands for."""
         if not isinstance(self.value, str) or self.value not in known:
             raise RequestRefused(f"{self.place} is {self.value!r:.80}, known: {', '.join(known)}", param=self.place)
         return known[self.value]

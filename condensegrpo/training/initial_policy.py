@@ -110,7 +110,7 @@ class WarmStart:
 
     @property
     def settings(self) -> WarmStartSettings:
-        """Of the configuration."""
+        """The section ``warm_start`` of the configuration."""
         return self.components.config.warm_start
 
     def run(self, source: str, target: Path) -> None:

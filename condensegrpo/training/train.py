@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from condensegrpo.algorithms.advantages import EstimatorPlugin
 from condensegrpo.algorithms.credit import rows_of
@@ -299,8 +299,10 @@ def _step(run: _Run, step: int, failing: FailureWatch, *, first: bool) -> dict[s
     began = time.monotonic()
     batch = run.prefetcher.take(step)
     failing.check(ranks.gather(failures_of(batch.trajectories)), run.observer)
-    if first and (cut := mostly_cut(batch.trajectories)):
-        run.observer.notice(cut)
+    if first:
+        ends = ranks.gather([(each.trajectory.stop, each.trajectory.detail) for each in batch.trajectories])
+        if cut := mostly_cut([*chain.from_iterable(ends)]):
+            run.observer.notice(cut)
     update_follows = sampler_gets_weights(step, run.config.rollout.staleness)
     if run.prefetcher.idle:
         with plugin_code("letting the sampler sleep", SamplerError):
